@@ -8,24 +8,25 @@ import logging
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from nodeplug import PluginError
 from nodeplug.commands import Json, print_json, show
 from nodeplug_net import DATA_DIR
 
 if TYPE_CHECKING:
     from nodeplug_net.ipam.leftovers import Verdict
-    from nodeplug_net.reference.way_back import Entry
+
+RUN_DIR: Final = Path("/run/nodeplug")
+"""The default of `run_dir` in `[supervisor]`."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 
 @app.callback()
 def net() -> None:
-    """Look after the networks of the plugin `bridge`.
+    """Look after the networks of nodeplug's CNI plugins.
 
     Example: `nodeplug net to-reference`
     """
@@ -51,36 +52,34 @@ def to_reference(
     addresses: Annotated[
         Path, typer.Option("--data-dir", metavar="DIR", help="Where host-local keeps the addresses of networks.")
     ] = DATA_DIR,
+    run: Annotated[
+        Path, typer.Option("--run-dir", metavar="DIR", help="The daemon's `run_dir`, where host ports are recorded.")
+    ] = RUN_DIR,
     as_json: Json = False,
 ) -> None:
-    """Hand the masquerading of running containers to the reference's plugins, before they are to end them.
+    """Hand what is kept for running containers to the reference's plugins, before they are to end them.
 
-    Run it on the node, as root, when the network's `type` is `bridge` again: containers keep their connections. It may
-    be repeated. See docs/moving-from-the-reference.md.
+    Masquerading, host ports and what the firewall accepts. Run it on the node, as root, when the `type`s of the network
+    are the reference's again: containers keep their connections. It may be repeated. See
+    docs/moving-from-the-reference.md.
 
     Example: `nodeplug net to-reference --apply`
     """
-    from functools import partial
-
-    from nodeplug_net.nftables.masquerade import Masquerade
     from nodeplug_net.nftables.sockets import open_nft
-    from nodeplug_net.reference import iptables, nft, way_back
+    from nodeplug_net.reference.handing_over import HandingOver, refuse_unknown
+    from nodeplug_net.reference.recorded import Node
     from nodeplug_net.undo import kernel_errors
 
     log = logging.LoggerAdapter(logging.getLogger("nodeplug.net"))
+    node = Node(run, addresses, network)
     with kernel_errors(), open_nft() as netlink:
-        found = way_back.entries(Masquerade(netlink), addresses, network)
+        found = HandingOver(netlink, node)
         if apply:
-            write = partial(nft.write, netlink) if backend is Backend.nftables else iptables.write
-            way_back.apply(found, netlink, write, log)
-    rows = [_row(one, applied=apply) for one in found]
-    _tell(rows, as_json=as_json, applied=apply)
-    unknown = [one.element for one in found if one.attachment is None]
-    if unknown:
-        raise PluginError(
-            f"{len(unknown)} addresses stay with nodeplug, such as {unknown[0].address} of {unknown[0].label!r}: no "
-            f"file below {addresses} says whose they are; name the folder with --data-dir, or end those containers"
-        )
+            found.apply(backend.value, log)
+        strays = found.strays(log) if apply else []
+    parts = found.parts()
+    _tell([one.told(applied=apply) for one in parts], as_json=as_json, applied=apply)
+    refuse_unknown(parts, strays, node)
 
 
 @app.command("gc")
@@ -150,32 +149,21 @@ def _list(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
         print(nothing)  # noqa: T201 - a sentence, not a table
 
 
-def _row(entry: "Entry", *, applied: bool) -> dict[str, Any]:
-    attachment = entry.attachment
-    return {
-        "network": attachment.network if attachment else "",
-        "container_id": attachment.container_id if attachment else "",
-        "ifname": attachment.ifname if attachment else "",
-        "address": str(entry.address),
-        "ended": entry.ended,
-        "handed_over": applied and attachment is not None and not entry.ended,
-    }
-
-
 def _tell(rows: Sequence[Mapping[str, Any]], *, as_json: bool, applied: bool) -> None:
     if as_json:
         print_json(rows)
         return
     from rich.table import Table
 
-    table = Table("NETWORK", "CONTAINER", "INTERFACE", "ADDRESS", "MASQUERADING")
+    table = Table("NETWORK", "CONTAINER", "INTERFACE", "ADDRESS", "PORT", "WHAT", "WHOSE")
     for row in rows:
         if row["ended"]:
             state = "removed, its container is gone" if applied else "to be removed, its container is gone"
         else:
             state = "the reference's" if row["handed_over"] else "nodeplug's"
-        table.add_row(row["network"], row["container_id"], row["ifname"], row["address"], state)
+        whose = (row["network"], row["container_id"], row["ifname"])
+        table.add_row(*whose, row["address"], row["port"], row["kind"], state)
     if rows:
         show(table)
     else:
-        print("nodeplug masquerades nothing in this network namespace")  # noqa: T201 - a sentence, not a table
+        print("nodeplug has no rules of containers in this network namespace")  # noqa: T201 - a sentence, not a table

@@ -16,18 +16,23 @@ NEIGHBOUR = {version: pair[1].partition("/")[0] for version, pair in OUTSIDE.ite
 def lay_cable(scratch: ScratchCni) -> Netns:
     """Connect the host's up0 with down0 of a new namespace."""
     netns = scratch.container()
+    connect(scratch.host_netns, netns)
+    return netns
 
-    def connect() -> None:
+
+def connect(host: Netns, other: Netns) -> None:
+    """Connect the host's up0 with down0 of another namespace."""
+
+    def lay() -> None:
         from pyroute2 import IPRoute  # noqa: PLC0415  only these tests build a second network
 
         with IPRoute() as route:
-            route.link("add", ifname="up0", kind="veth", peer={"ifname": "down0", "net_ns_fd": netns.fd})
-        _configure("up0", *(host for host, _ in OUTSIDE.values()))
+            route.link("add", ifname="up0", kind="veth", peer={"ifname": "down0", "net_ns_fd": other.fd})
+        _configure("up0", *(own for own, _ in OUTSIDE.values()))
         _configure("lo")
 
-    scratch.on_host(connect)
-    run_in(netns, lambda: _configure("down0", *(other for _, other in OUTSIDE.values())))
-    return netns
+    run_in(host, lay)
+    run_in(other, lambda: _configure("down0", *(own for _, own in OUTSIDE.values())))
 
 
 def _configure(name: str, *addresses: str) -> None:

@@ -3,21 +3,16 @@
 `old` are Debian's plugins, which know no nftables; `current` are today's.
 """
 
-import json
 import logging
 import re
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
+from tests.real.moving import DEBIAN, KEEPERS, PROGRAMS, Mover, hand_over, refuse_missing_programs, use
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
 from nodeplug_net.attachment import Attachment
@@ -26,70 +21,7 @@ from nodeplug_net.nftables.masquerade import Masquerade
 from nodeplug_net.nftables.sockets import open_nft
 from nodeplug_net.reference import nft as reference_nft
 from nodeplug_net.reference import way_back
-
-DEBIAN = Path("/usr/lib/cni")
-DUAL = [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]
-PROGRAMS = ("iptables", "ip6tables")
-KEEPERS = ["iptables-nft", "iptables-legacy", "nftables"]
-PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-@dataclass
-class Mover:
-    """A network whose type changes between the reference's bridge and ours, on a "host" of its own.
-
-    Attributes:
-        keeper: who keeps the reference's rules.
-    """
-
-    folder: Path
-    reference: Path
-    node: ScratchNode
-    host: Sandbox
-    stack: ExitStack
-    keeper: str = "iptables-nft"
-
-    def runtime(self, kind: str, **keys: Any) -> CniRuntime:
-        """A runtime with the network's configuration of today; all share one cache of results."""
-        ipam = {"type": "host-local", "dataDir": str(self.folder / "addresses"), "ranges": DUAL}
-        plugin = {"type": kind, "bridge": "br0", "isDefaultGateway": True, "ipMasq": True, "ipam": ipam, **keys}
-        if self.keeper == "nftables" and kind == "bridge":
-            plugin["ipMasqBackend"] = "nftables"
-        conflist = {"cniVersion": "1.0.0", "name": "moving", "plugins": [plugin]}
-        folder = self.reference if kind == "bridge" else self.node.paths.cni_bin
-        env = {"PATH": f"{self.folder / 'bin'}:{PATH}"}
-        return CniRuntime(conflist, [folder], env=env, cache_dir=self.folder / "cache")
-
-    def add(self, kind: str, container: str, ifname: str = "eth0", pod: Sandbox | None = None) -> Sandbox:
-        pod = pod or self.stack.enter_context(Sandbox(self.folder / f"pod-{container}"))
-        with self.host.netns.entered():
-            self.runtime(kind).add(container, pod.path, ifname)
-        return pod
-
-    def delete(self, kind: str, container: str, netns: Path | None, ifname: str = "eth0") -> None:
-        with self.host.netns.entered():
-            self.runtime(kind).delete(container, netns, ifname)
-
-    def run(self, *command: str) -> str:
-        done = subprocess.run(
-            ["nsenter", f"--net={self.host.path}", *command], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def rules(self) -> list[str]:
-        """Every line about containers, wherever rules are kept."""
-        lines = self.run("nft", "list", "ruleset").splitlines()
-        for program in PROGRAMS:
-            lines += self.run(f"{program}-legacy-save").splitlines()
-        return [line.strip() for line in lines if any(word in line for word in ("CNI-", "10.77.0.", "fd77::"))]
-
-    def addresses(self) -> list[str]:
-        return sorted(path.name for path in (self.folder / "addresses/moving").iterdir() if path.name[0] in "1f")
-
-    def ports(self) -> list[str]:
-        shown = self.run("ip", "-j", "link", "show", "master", "br0")
-        return [link["ifname"] for link in json.loads(shown or "[]") if link]
+from nodeplug_net.reference.recorded import Node
 
 
 @pytest.fixture(scope="module")
@@ -105,24 +37,11 @@ def node() -> Iterator[ScratchNode]:
 
 @pytest.fixture
 def mover(short_path: Path, generation: str, consumer: Callable[[str], Path], node: ScratchNode) -> Iterator[Mover]:
-    for program, package in (("ip", "iproute2"), ("nft", "nftables"), ("iptables-legacy", "iptables")):
-        if shutil.which(program, path=PATH) is None:
-            pytest.skip(f"needs {program} of the package {package}")
-    if generation == "old" and not (DEBIAN / "bridge").exists():
-        pytest.skip("containernetworking-plugins is missing: apt-get install containernetworking-plugins")
+    refuse_missing_programs(generation)
     with ExitStack() as stack:
         host = stack.enter_context(Sandbox(short_path / "host"))
         (short_path / "bin").mkdir()
         yield Mover(short_path, consumer("cni") if generation == "current" else DEBIAN, node, host, stack)
-
-
-def use(mover: Mover, keeper: str) -> None:
-    """Choose who keeps the rules, as update-alternatives(1) would, or skip what Debian's plugins do not know."""
-    mover.keeper = keeper
-    for program in PROGRAMS if keeper != "nftables" else ():
-        found = shutil.which(program.replace("tables", f"tables-{keeper.removeprefix('iptables-')}"), path=PATH)
-        assert found is not None
-        (mover.folder / "bin" / program).symlink_to(found)
 
 
 @pytest.fixture(params=KEEPERS)
@@ -294,11 +213,6 @@ BACK = pytest.mark.parametrize(
 )
 
 
-def hand_over(mover: Mover, *more: str) -> list[dict[str, Any]]:
-    data = ["--data-dir", str(mover.folder / "addresses"), "--json"]
-    return list(json.loads(mover.run(sys.executable, "-m", "nodeplug", "net", "to-reference", *data, *more)))
-
-
 @BACK
 def test_the_reference_ends_what_was_handed_over(kept: Mover, backend: str) -> None:
     pod = kept.add("nodeplug-bridge", "c0")
@@ -396,7 +310,7 @@ def test_a_container_that_ends_while_it_is_handed_over_leaves_nothing(kept: Move
     pod = kept.add("nodeplug-bridge", "c0")
     log = logging.LoggerAdapter(logging.getLogger("nodeplug.net"))
     with kept.host.netns.entered(), open_nft() as netlink:
-        planned = way_back.entries(Masquerade(netlink), kept.folder / "addresses")
+        planned = way_back.entries(Masquerade(netlink), Node(kept.node.paths.run, kept.folder / "addresses"))
 
         def write(entries: Iterable[tuple[Attachment, Interface]]) -> None:
             kept.runtime("nodeplug-bridge").delete("c0", pod.path)

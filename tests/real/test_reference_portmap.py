@@ -7,20 +7,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from ipaddress import ip_interface
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from tests.node.portmap.lab import DATAGRAM, SERVERS, STREAM, ask, mapping, serve
+from tests.node.outside import connect
+from tests.node.portmap.lab import DATAGRAM, STREAM, ask, end_servers, mapping, serve
 
 from nodeplug.testing import CONTAINERD, CniError, CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.scratch_cni import run_in
-from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Links
 
 DEBIAN = Path("/usr/lib/cni")
 KEEPERS = ["iptables-nft", "iptables-legacy", "nftables"]
@@ -127,33 +125,9 @@ def twin(short_path: Path, generation: str, consumer: Callable[[str], Path], nod
     with ExitStack() as stack:
         host, outside = (stack.enter_context(Sandbox(short_path / name)) for name in ("host", "outside"))
         reference = consumer("cni") if generation == "current" else DEBIAN
-        run_in(host.netns, lambda: connect(outside))
-        run_in(outside.netns, lambda: configure("down0", "192.0.2.2/24", "2001:db8::2/64"))
+        connect(host.netns, outside.netns)
         yield Twin(short_path, reference, node, host, outside, stack)
-        while SERVERS:
-            ended = SERVERS.pop()
-            with suppress(OSError):
-                ended.shutdown(2)
-            ended.close()
-
-
-def connect(outside: Sandbox) -> None:
-    from pyroute2 import IPRoute  # noqa: PLC0415  only these tests build a second network
-
-    with IPRoute() as route:
-        route.link("add", ifname="up0", kind="veth", peer={"ifname": "down0", "net_ns_fd": outside.netns.fd})
-    configure("up0", "192.0.2.1/24", "2001:db8::1/64")
-    configure("lo")
-
-
-def configure(name: str, *addresses: str) -> None:
-    with Netlink() as netlink:
-        links = Links(netlink)
-        link = links.get(name)
-        assert link is not None
-        links.set_up(link)
-        for address in addresses:
-            links.add_address(link, ip_interface(address))
+        end_servers()
 
 
 def use(twin: Twin, keeper: str) -> None:

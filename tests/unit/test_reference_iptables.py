@@ -6,7 +6,9 @@ import pytest
 
 from nodeplug import TryAgain
 from nodeplug_net.reference import iptables as reference_iptables
-from nodeplug_net.reference.iptables import LegacyRules, NoProgram
+from nodeplug_net.reference import programs as reference_programs
+from nodeplug_net.reference.iptables import LegacyRules
+from nodeplug_net.reference.programs import NoProgram
 
 OURS = (
     '-A POSTROUTING -s 10.77.0.2/32 -m comment --comment "name: \\"net\\" id: \\"c0\\"" -j CNI-0123456789abcdef01234567'
@@ -15,7 +17,7 @@ OURS = (
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(reference_iptables, "_PATH", str(tmp_path))
+    monkeypatch.setattr(reference_programs, "PATH", str(tmp_path))
     monkeypatch.setattr(reference_iptables, "_is_in_use", lambda version: version == 4)
     return tmp_path / "iptables-legacy"
 

@@ -20,11 +20,14 @@ from nodeplug_net.firewall.table import FilterTable
 from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.nftables.sockets import Identity, NftSockets, open_nft
 from nodeplug_net.records import ADDING, Record, Records
+from nodeplug_net.reference.firewall_iptables import LegacyFirewall
 from nodeplug_net.undo import Errors, Undo
 
 if TYPE_CHECKING:
     import logging
 
+RECORDS: Final = "firewall"
+"""The folder of the records, below the plugin's own in /run."""
 _AGAIN: Final = "the next STATUS or GC of a network with the firewall restores them"
 
 
@@ -34,7 +37,7 @@ class Containers:
     def __init__(self, host: Host) -> None:
         self._log: logging.LoggerAdapter[logging.Logger] = host.log
         self._nft = NftSockets(Reaper())
-        self._records = Records(host, "firewall", Wanted.decode)
+        self._records = Records.of_host(host, RECORDS, Wanted.decode)
         self._changing = threading.Lock()
 
     def recover(self, home: Identity) -> None:
@@ -53,7 +56,7 @@ class Containers:
             table.remove(*unfinished)
             for label in unfinished:
                 self._records.forget(home, label)
-            table.mend(self._entries(home))
+            table.mend(lambda: self._entries(home))
 
     def close(self) -> None:
         """Close idle sockets."""
@@ -97,13 +100,14 @@ class Containers:
             OSError: the kernel refuses.
         """
         label = Attachment.of(request).label
-        known = self._records.get(request.host_netns.identity, label) is not None
         with self._table(request) as table:
-            theirs = request.prev_result is not None and not known and not table.owned(label)
+            theirs = request.prev_result is not None and not table.owned(label)
         self._end(request, label)
         if theirs and request.prev_result is not None:
+            addresses = list(dict.fromkeys(one.address.ip for one in request.prev_result.ips))
             with self._table(request) as table:
-                table.remove_unlabelled(dict.fromkeys(one.address.ip for one in request.prev_result.ips))
+                table.remove_unlabelled(addresses)
+            LegacyFirewall(self._log).remove(addresses)
 
     def _end(self, request: CniRequest, label: str) -> None:
         namespace = request.host_netns.identity
@@ -121,7 +125,8 @@ class Containers:
         """
         entry = Entry(Attachment.of(request).label, wanted)
         with self._table(request) as table:
-            return list(map(_told, table.missing([entry], unlabelled=True)))
+            found = table.missing([entry], unlabelled=True)
+        return list(map(_told, found)) if found and not LegacyFirewall(self._log).accepts(wanted.addresses) else []
 
     def collect(self, request: CniGc) -> None:
         """End what belongs to no valid attachment of this network, and restore the rules of the others.
@@ -191,7 +196,7 @@ class Containers:
     def _mend(self, table: FilterTable, namespace: Identity) -> None:
         """Restore what attachments lack, those excepted that end: a DEL that begins meanwhile waits, and removes it."""
         with self._changing:
-            table.mend(self._entries(namespace))
+            table.mend(lambda: self._entries(namespace))
 
     def _entries(self, namespace: Identity) -> list[Entry]:
         """Compose what the kernel is to have for the attachments of a namespace."""

@@ -51,14 +51,17 @@ class FilterTable:
 
         self._change(composed, f"accept packets of {entry.label!r}")
 
-    def mend(self, entries: Sequence[Entry]) -> None:
+    def mend(self, entries: Callable[[], Sequence[Entry]]) -> None:
         """Add what attachments lack, in one transaction.
+
+        Args:
+            entries: returns who should have rules; asked anew whenever others change the table meanwhile.
 
         Raises:
             OSError: the kernel refuses.
             PluginError: others keep changing the table.
         """
-        self._change(lambda: self._additions(entries), "restore the rules of containers")
+        self._change(lambda: self._additions(entries()), "restore the rules of containers")
 
     def remove(self, *labels: str) -> None:
         """Remove the rules of attachments; succeed for those that have none.
@@ -102,6 +105,12 @@ class FilterTable:
     def owned(self, label: str) -> list[Rule]:
         """List the rules of one attachment."""
         return [rule for version in FAMILY for rule in self._rules(version, OWN, label) if rule.comment == label]
+
+    def is_doubled(self, label: str) -> bool:
+        """Whether there is a rule that says the same for nobody in particular, the reference's, for each of one's."""
+        rules = [rule for version in FAMILY for rule in self._rules(version, OWN)]
+        theirs = {(rule.version, rule.parts) for rule in rules if not rule.comment}
+        return all((rule.version, rule.parts) in theirs for rule in rules if rule.comment == label)
 
     def labels(self, prefix: str) -> set[str]:
         """List the attachments whose label starts with the prefix."""

@@ -30,7 +30,9 @@ class _Conf(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, strict=True, frozen=True)
 
 
-class _MappingConf(_Conf):
+class PortMapping(_Conf):
+    """One mapping, as the runtime asks for it."""
+
     host_port: int = 0
     container_port: int = 0
     protocol: str = ""
@@ -38,7 +40,7 @@ class _MappingConf(_Conf):
 
 
 class _RuntimeConf(_Conf):
-    port_mappings: list[_MappingConf] = []
+    port_mappings: list[PortMapping] = []
 
 
 class PortmapConf(_Conf):
@@ -205,7 +207,7 @@ def _check(conf: PortmapConf) -> None:
             raise InvalidRequest(
                 f"key 'portMappings': protocol is one of {', '.join(PROTOCOLS)}, found {mapping.protocol!r}"
             )
-        _host_ip(mapping)
+        host_ip_of(mapping)
 
 
 def _check_backend(conf: PortmapConf) -> None:
@@ -226,7 +228,12 @@ def _check_backend(conf: PortmapConf) -> None:
         raise InvalidRequest(f'unrecognized backend "{conf.backend}"')
 
 
-def _host_ip(mapping: _MappingConf) -> IPv4Address | IPv6Address | None:
+def host_ip_of(mapping: PortMapping) -> IPv4Address | IPv6Address | None:
+    """Return the host's address of a mapping; None for each.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
     if not mapping.host_ip:
         return None
     try:
@@ -251,9 +258,9 @@ def targets(result: CniResult, ifname: str) -> list[Interface]:
     return [found[version] for version in sorted(found)]
 
 
-def _forward(mapping: _MappingConf, address: Interface) -> Sequence[Forward]:
+def _forward(mapping: PortMapping, address: Interface) -> Sequence[Forward]:
     """Return the forward of a mapping to an address: none if the host's address is of the other version."""
-    host_ip = _host_ip(mapping)
+    host_ip = host_ip_of(mapping)
     if host_ip is not None and host_ip.version != address.version:
         return ()
     if host_ip is not None and host_ip.is_unspecified:

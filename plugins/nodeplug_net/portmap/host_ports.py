@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import logging
 
 _GO_ON: Final = "connections to former owners of host ports go on: %s"
+RECORDS: Final = "ports"
+"""The folder of the records, below the plugin's own in /run."""
 _AGAIN: Final = "the next ADD, STATUS or GC of a network with port mappings restores it"
 
 
@@ -46,7 +48,7 @@ class HostPorts:
         self._log: logging.LoggerAdapter[logging.Logger] = host.log
         self._nft = NftSockets(Reaper())
         self._sweeper = Reaper(limit=1)
-        self._records = Records(host, "ports", Wanted.decode)
+        self._records = Records.of_host(host, RECORDS, Wanted.decode)
         self._reservations = Reservations(host.sockets, reserve)
         self._recovered: set[Identity] = set()
         self._lock = threading.Lock()
@@ -126,25 +128,27 @@ class HostPorts:
         record = self._records.get(request.host_netns.identity, attachment.label)
         if record is None and not asks_for_ports(request):
             return
-        errors = Errors()
+        errors, removed = Errors(), False
         with errors.kept():
-            self._end(request, attachment.label, record)
-        if record is None:
+            removed = self._end(request, attachment.label, record)
+        if not removed:  # the reference made them, or they were handed over to it
             with errors.kept(), self._reference(request) as reference:
                 result = request.prev_result
                 reference.end(attachment, [one.ip for one in targets(result, request.ifname)] if result else [])
         errors.raise_all()
 
-    def _end(self, request: CniRequest, label: str, record: Record[Wanted] | None) -> None:
-        namespace, errors = request.host_netns.identity, Errors()
+    def _end(self, request: CniRequest, label: str, record: Record[Wanted] | None) -> bool:
+        """End what is known and what the table has of an attachment; return whether the table had something."""
+        namespace, errors, removed = request.host_netns.identity, Errors(), False
         with self._changing:  # from here on nothing brings the ports back
             self._records.end(namespace, label)
         with errors.kept():
-            self._remove(request, label)
+            removed = self._remove(request, label)
             if record is not None:
                 self._forget_later(record.wanted.mappings().forwards)
             self._release(namespace, label)
         errors.raise_all()
+        return removed
 
     def differences(self, request: CniCheck, wanted: Wanted) -> list[str]:
         """Name what is not as ADD left it.
@@ -157,7 +161,7 @@ class HostPorts:
             return []
         with self._table(request) as table:
             found = table.differences(entry_of(mappings, label))
-        if found and self._records.get(request.host_netns.identity, label) is None:
+        if found:
             attachment = Attachment.of(request)
             with self._reference(request) as reference:
                 if all(reference.covers(attachment, forward) for forward in mappings.forwards):
@@ -175,6 +179,7 @@ class HostPorts:
             OSError: the kernel refuses.
         """
         errors, namespace, prefix = Errors(), request.host_netns.identity, network_label(request.network)
+        self._release_removed()
         if request.valid is not None:
             valid = {Attachment(request.network, one.container_id, one.ifname).label for one in request.valid}
             with self._table(request) as table:
@@ -197,6 +202,7 @@ class HostPorts:
             OSError: the kernel refuses.
         """
         namespace = request.host_netns.identity
+        self._release_removed()
         records = self._records.of(namespace)
         if not records:
             return
@@ -228,16 +234,22 @@ class HostPorts:
         Raises:
             OSError: the kernel refuses.
         """
+        self._release_removed()
         entries = self._entries(home)
         if not entries:
             return []
         with open_nft() as netlink:
             return [f"{one}; {_AGAIN}" for one in PortTable(netlink).missing(entries)]
 
+    def _release_removed(self) -> None:
+        """Release the ports of attachments that were handed over, whose records are gone."""
+        with self._changing:
+            self._reservations.release_unknown({(one.namespace, one.label) for one in self._records.all()})
+
     def _mend(self, table: PortTable, namespace: Identity, near: Sequence[str] = ()) -> None:
         """Restore what attachments lack, those excepted that end: a DEL that begins meanwhile waits, and removes it."""
         with self._changing:
-            table.mend(self._entries(namespace), near)
+            table.mend(lambda: self._entries(namespace), near)
 
     def _entries(self, namespace: Identity) -> list[Entry]:
         """Compose what the kernel is to have for the attachments of a namespace."""
@@ -285,9 +297,9 @@ class HostPorts:
         with self._nft.lent(request.host_netns) as netlink:
             yield ReferencePorts(netlink, self._log)
 
-    def _remove(self, request: CniRequest, label: str) -> None:
+    def _remove(self, request: CniRequest, label: str) -> bool:
         with self._table(request) as table:
-            table.remove(label)
+            return table.remove(label)
 
     def _forget(
         self, request: CniRequest, forget: Callable[[Netlink, Sequence[Forward]], int], forwards: Sequence[Forward]

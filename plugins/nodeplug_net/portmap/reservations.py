@@ -16,7 +16,7 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -142,6 +142,11 @@ class Reservations:
         """Release the ports of an attachment."""
         with self._lock:
             self._drop(self._held.pop((namespace, label), {}).values())
+
+    def release_unknown(self, owners: Collection[Owner]) -> None:
+        """Release the ports of all attachments but these."""
+        for namespace, label in [one for one in self._held if one not in owners]:
+            self.release(namespace, label)
 
     def release_others(self, needed: Iterable[tuple[Identity, Port]]) -> None:
         """Release what earlier instances of the plugin have left, except for these ports."""

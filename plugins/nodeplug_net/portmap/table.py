@@ -140,11 +140,11 @@ class PortTable:
         rules = b"".join(self._rules())
         return [name for name in (*nft.RULES, *near) if nft.comment_of(name).encode() + b"\0" not in rules]
 
-    def mend(self, entries: Sequence[Entry], near: Iterable[str] = ()) -> None:
+    def mend(self, asked: Callable[[], Sequence[Entry]], near: Iterable[str] = ()) -> None:
         """Restore what is missing: rules, maps, sets, and the expected entries; in one transaction.
 
         Args:
-            entries: who should have ports.
+            asked: returns who should have ports; called anew whenever others change the table meanwhile.
             near: further sets.
 
         Raises:
@@ -152,7 +152,7 @@ class PortTable:
             PluginError: others keep changing the table.
         """
         for _ in range(_ATTEMPTS):
-            generation = generation_of(self._netlink)
+            generation, entries = generation_of(self._netlink), asked()
             known = [name for name in sorted(self._sets()) if nft.prefix_of(name)]
             wanted = list(dict.fromkeys([*known, *near, *(name for entry in entries for name in entry.near)]))
             messages = nft.rebuild(wanted) if self.lacking(wanted) else []
@@ -169,28 +169,22 @@ class PortTable:
                 raise failure(f"restore table {nft.TABLE}", refusal)
         raise _restless()
 
-    def remove(self, *labels: str) -> list[Element]:
-        """Remove what attachments have; succeed for those that have nothing.
-
-        Returns:
-            What was removed.
+    def remove(self, *labels: str) -> bool:
+        """Remove what attachments have; return whether one had anything.
 
         Raises:
             OSError: the kernel refuses.
             PluginError: others keep changing the table.
         """
-        removed: list[Element] = []
-        for label in labels:
-            removed += self._remove(label)
-        return removed
+        removed = [self._remove(label) for label in labels]
+        return any(removed)
 
-    def _remove(self, label: str) -> list[Element]:
+    def _remove(self, label: str) -> bool:
         for _ in range(_ATTEMPTS):
-            own = self.owned(label)
-            messages = self._deletions(label, own)
+            messages = self._deletions(label, self.owned(label))
             refusal = commit(self._netlink, messages) if messages else None
             if refusal is None:
-                return own
+                return bool(messages)
             if refusal.error not in _CHANGED:
                 raise failure(f"end forwarding of ports for {label!r}", refusal)
         raise _restless()

@@ -7,30 +7,21 @@ Refuses: whose they are (`rules`), and iptables-nft(8)'s, which `nft` reads with
 """
 
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Final
 
-from nodeplug import PluginError, TryAgain
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.netlink.links import Interface
 from nodeplug_net.nftables.encoding import MULTICAST
+from nodeplug_net.reference.programs import Programs, execute
 from nodeplug_net.reference.rules import Rule, chain_of, iptables_comment_of
 
-_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
-_PATIENCE: Final = 10.0
 _NAMES: Final = {4: "ip_tables_names", 6: "ip6_tables_names"}
 _LEGACY: Final = {4: ("iptables-legacy", "iptables"), 6: ("ip6tables-legacy", "ip6tables")}
 _CHOSEN: Final = {4: ("iptables",), 6: ("ip6tables",)}
-Programs = Sequence[str]
-
-
-class NoProgram(PluginError):
-    """iptables(8) is not installed where nodeplug runs."""
 
 
 class LegacyRules:
@@ -78,14 +69,34 @@ def list_legacy(version: int, table: str = "nat", chain: str = "") -> list[str]:
     return _execute(_LEGACY[version], "", "-t", table, "-S", *([chain] if chain else [])).splitlines()
 
 
-def restore_legacy(version: int, lines: Sequence[str]) -> None:
-    """Change table `nat` in one transaction.
+def restore_legacy(version: int, lines: Sequence[str], table: str = "nat") -> None:
+    """Change a table in one transaction.
 
     Raises:
         NoProgram: it is missing.
         TryAgain: it fails.
     """
-    _restore(_LEGACY[version], lines)
+    _restore(_LEGACY[version], lines, table)
+
+
+def list_chosen(version: int, table: str) -> list[str]:
+    """List all chains and rules of a table, as commands, by the program that the reference executes.
+
+    Raises:
+        NoProgram: it is missing.
+        TryAgain: it fails.
+    """
+    return _execute(_CHOSEN[version], "", "-t", table, "-S").splitlines()
+
+
+def restore_chosen(version: int, table: str, lines: Sequence[str]) -> None:
+    """Change a table in one transaction, by the program that the reference executes.
+
+    Raises:
+        NoProgram: it is missing.
+        TryAgain: it fails, as while another program holds its lock.
+    """
+    _restore(_CHOSEN[version], lines, table)
 
 
 def _is_in_use(version: int, table: str = "nat") -> bool:
@@ -113,7 +124,7 @@ def write(entries: Iterable[tuple[Attachment, Interface]]) -> None:
 
 
 def _lines(attachment: Attachment, address: Interface) -> list[str]:
-    chain, comment = chain_of(attachment), f"-m comment --comment {_quoted(iptables_comment_of(attachment))}"
+    chain, comment = chain_of(attachment), f"-m comment --comment {quoted(iptables_comment_of(attachment))}"
     multicast = MULTICAST[address.version == 6]
     return [
         f"-A {chain} -d {address.network} {comment} -j ACCEPT",
@@ -122,13 +133,14 @@ def _lines(attachment: Attachment, address: Interface) -> list[str]:
     ]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Write a word as iptables-restore(8) reads it."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-def _restore(programs: Programs, lines: Sequence[str]) -> None:
-    _execute(programs, "-restore", "--noflush", stdin="\n".join(["*nat", *lines, "COMMIT", ""]))
+def _restore(programs: Programs, lines: Sequence[str], table: str = "nat") -> None:
+    _execute(programs, "-restore", "--noflush", stdin="\n".join([f"*{table}", *lines, "COMMIT", ""]))
 
 
 def _listed(version: int) -> Iterator[tuple[Rule, str]]:
@@ -143,20 +155,4 @@ def _listed(version: int) -> Iterator[tuple[Rule, str]]:
 
 
 def _execute(programs: Programs, suffix: str, *arguments: str, stdin: str = "") -> str:
-    found = (shutil.which(name + suffix, path=_PATH) for name in programs)
-    program = next((one for one in found if one is not None), None)
-    if program is None:
-        raise NoProgram(
-            f"{programs[0]}{suffix} is missing, so rules that the reference's plugins have by way of iptables can be "
-            "neither seen nor written; install iptables where nodeplug runs"
-        )
-    command = [program, "-w", "5", *arguments]
-    try:
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, check=False, timeout=_PATIENCE, env={"PATH": _PATH}
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise TryAgain(f"{program} cannot be executed: {error}") from error
-    if done.returncode:
-        raise TryAgain(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr.strip()[:500]}")
-    return done.stdout
+    return execute([name + suffix for name in programs], "-w", "5", *arguments, stdin=stdin)

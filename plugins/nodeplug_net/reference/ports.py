@@ -24,8 +24,8 @@ from nodeplug_net.nftables.encoding import NFPROTO_IPV4, NFPROTO_IPV6
 from nodeplug_net.nftables.transactions import commit, dump, generation_of
 from nodeplug_net.portmap.config import Forward
 from nodeplug_net.reference import messages as reference
-from nodeplug_net.reference.iptables import NoProgram
 from nodeplug_net.reference.ports_iptables import LegacyPorts
+from nodeplug_net.reference.programs import NoProgram
 
 Address = IPv4Address | IPv6Address
 _ATTEMPTS: Final = 50
@@ -134,6 +134,19 @@ class ReferencePorts:
             return self._legacy.leads_to(chains_of(attachment)[0], forward)
         except NoProgram:
             return False
+
+    def has(self, attachment: Attachment) -> bool:
+        """Whether there is any rule of an attachment's container.
+
+        Raises:
+            OSError: the kernel refuses.
+            TryAgain: iptables-legacy(8) fails.
+        """
+        try:
+            older = self._legacy.has(chains_of(attachment))
+        except NoProgram:
+            older = False
+        return older or any(rule.is_of(attachment, ()) for rule in self._rules())
 
     def _end_legacy(self, chosen: Callable[[str, str], bool]) -> None:
         try:

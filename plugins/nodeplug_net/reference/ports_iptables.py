@@ -5,7 +5,7 @@ Refuses: whose they are, and iptables-nft(8)'s (`ports`).
 """
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,6 +43,15 @@ class LegacyPorts:
                 lines += [f"-F {chain}", f"-X {chain}"]
             if lines:
                 restore_legacy(version, lines)
+
+    def has(self, chains: Collection[str]) -> bool:
+        """Whether a rule jumps to one of these chains.
+
+        Raises:
+            NoProgram: iptables-legacy(8) is missing.
+            TryAgain: it fails, as while another program holds its lock.
+        """
+        return any(jump.chain in chains for version in versions_in_use() for jump in _jumps(version))
 
     def leads_to(self, chain: str, forward: Forward) -> bool:
         """Whether a container's chain sends packets for a port to it.

@@ -10,8 +10,9 @@ from ipaddress import IPv4Address, IPv6Address
 
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.reference.iptables import LegacyRules, NoProgram
+from nodeplug_net.reference.iptables import LegacyRules
 from nodeplug_net.reference.nft import ReferenceNft
+from nodeplug_net.reference.programs import NoProgram
 from nodeplug_net.reference.rules import Rule, chain_of, instance_of, network_of, to_remove
 
 

@@ -8,17 +8,15 @@ It may be ended and repeated at any moment: an address with both kinds of rules 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface
-from pathlib import Path
 
-from nodeplug_net.attachment import OURS, Attachment, network_label, of_label
-from nodeplug_net.ipam.store import parse_address, parse_owner
+from nodeplug_net.attachment import Attachment
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Interface, Links
 from nodeplug_net.nftables.masquerade import Element, Masquerade
+from nodeplug_net.reference.recorded import Node
 from nodeplug_net.reference.traces import Reference
 
 Write = Callable[[Iterable[tuple[Attachment, Interface]]], None]
@@ -45,23 +43,16 @@ class Entry:
         return IPv4Interface(with_prefix) if plain.version == 4 else IPv6Interface(with_prefix)
 
 
-def entries(masquerade: Masquerade, addresses: Path, network: str = "") -> list[Entry]:
-    """List what nodeplug masquerades in a namespace.
-
-    Args:
-        masquerade: of that namespace.
-        addresses: where host-local keeps its files; names that labels shorten are found there.
-        network: the name of one; all by default.
+def entries(masquerade: Masquerade, node: Node) -> list[Entry]:
+    """List what nodeplug masquerades in the namespace that the calling thread is in.
 
     Raises:
         OSError: the kernel refuses.
     """
-    found = masquerade.entries(network_label(network) if network else OURS)
+    found = masquerade.entries(node.prefix)
     found.sort(key=lambda one: (one.label, one.network.version, one.key))
-    named = _named(addresses) if any(of_label(one.label) is None for one in found) else {}
-    known = [(one, of_label(one.label) or named.get(one.label)) for one in found]
-    present = _names()
-    return [Entry(one, whose, whose is not None and whose.host_veth not in present) for one, whose in known]
+    known = [(one, node.whose(one.label)) for one in found]
+    return [Entry(one, whose, whose is not None and whose.host_veth not in node.links) for one, whose in known]
 
 
 def apply(planned: Iterable[Entry], netlink: Netlink, write: Write, log: logging.LoggerAdapter[logging.Logger]) -> None:
@@ -93,19 +84,3 @@ def apply(planned: Iterable[Entry], netlink: Netlink, write: Write, log: logging
                 reference.end(whose, list)
             elif link.alias == whose.label:
                 links.clear_alias(link)
-
-
-def _names() -> set[str]:
-    with Netlink() as netlink:
-        return {link.name for link in Links(netlink).all()}
-
-
-def _named(addresses: Path) -> Mapping[str, Attachment]:
-    return {one.label: one for one in _owners(addresses)}
-
-
-def _owners(addresses: Path) -> Iterator[Attachment]:
-    for file in addresses.glob("*/*"):
-        if parse_address(file.name) is not None:
-            with suppress(OSError):  # released meanwhile, or a folder
-                yield Attachment(file.parent.name, *parse_owner(file.read_text(errors="replace")))

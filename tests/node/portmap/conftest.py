@@ -1,12 +1,10 @@
 """A host with the bridge and the port mappings of this build."""
 
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.node.portmap.lab import SERVERS, Lab
+from tests.node.portmap.lab import Lab, end_servers
 
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni
@@ -17,11 +15,7 @@ from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
 @pytest.fixture(autouse=True)
 def _servers_end() -> Iterator[None]:
     yield
-    while SERVERS:
-        ended = SERVERS.pop()
-        with suppress(OSError):
-            ended.shutdown(socket.SHUT_RDWR)
-        ended.close()
+    end_servers()
 
 
 @pytest.fixture

@@ -124,6 +124,15 @@ def serve(netns: Netns, port: int, kind: int, name: bytes) -> None:
 SERVERS: list[socket.socket] = []
 
 
+def end_servers() -> None:
+    """Let those of a test end."""
+    while SERVERS:
+        ended = SERVERS.pop()
+        with suppress(OSError):
+            ended.shutdown(socket.SHUT_RDWR)
+        ended.close()
+
+
 def _answer(listener: socket.socket, kind: int, name: bytes) -> None:
     with suppress(OSError):
         while True:

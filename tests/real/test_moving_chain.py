@@ -1,0 +1,377 @@
+"""The whole chain goes to nodeplug and back while containers run: bridge, host-local, ipMasq, portmap, bandwidth,
+tuning, firewall.
+
+Each implementation checks and ends what the other one attached. Connections go on, and nothing stays.
+"""
+
+import re
+import shlex
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from tests.node.outside import HOST, NEIGHBOUR, connect
+from tests.node.portmap.lab import DATAGRAM, STREAM, ask, end_servers, mapping, serve
+from tests.real.moving import DEBIAN, DUAL, KEEPERS, PATH, Mover, hand_over, refuse_missing_programs, use
+
+from nodeplug.testing import CniRuntime, Sandbox, ScratchNode
+from nodeplug.testing.scratch_cni import run_in
+from nodeplug.testing.waiting import until
+
+THEIRS, OURS = "", "nodeplug-"
+PLUGINS = ("bridge", "portmap", "bandwidth", "tuning", "firewall")
+OF_HOST = [mapping(8082, 80, hostIP=HOST[4]), mapping(8083, 81, hostIP=HOST[4])]
+PORTS = [mapping(8080), mapping(8081, 80, "udp"), *OF_HOST]
+MANY = [mapping(9000 + number, 80) for number in range(16)]
+"""More than one rule of iptables takes. ip6tables-legacy -C takes the rule of one port for that of another (1.8.9), so
+that the reference, which asks it, adds but one for each protocol.
+"""
+RATES = {"ingressRate": 10**9, "ingressBurst": 10**7, "egressRate": 10**9, "egressBurst": 10**7}
+MINE = re.compile(r"CNI-(DN-|SN-|[0-9a-f]{24})|\b10\.77\.0\.[2-9]|fd77::[2-9]|nodeplug")
+
+
+@dataclass
+class Chain(Mover):
+    """The network with all that a chain has; `kind` is what the names of its plugins begin with."""
+
+    def runtime(self, kind: str, **keys: Any) -> CniRuntime:
+        ipam = {"type": f"{kind}host-local", "dataDir": str(self.folder / "addresses"), "ranges": DUAL}
+        bridge = {"type": "bridge", "bridge": "br0", "isDefaultGateway": True, "hairpinMode": True, "ipMasq": True}
+        portmap = {"type": "portmap", "capabilities": {"portMappings": True}, **keys}
+        if self.keeper == "nftables":
+            bridge["ipMasqBackend"] = portmap["backend"] = "nftables"
+        tuning = {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}, "mtu": 1400}
+        plugins: list[dict[str, Any]] = [
+            {**bridge, "ipam": ipam},
+            portmap,
+            {"type": "bandwidth", "capabilities": {"bandwidth": True}},
+            {**tuning, "dataDir": str(self.folder / "tuning")},
+            {"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge"},
+        ]
+        named = [{**plugin, "type": f"{kind}{plugin['type']}"} for plugin in plugins]
+        conflist = {"cniVersion": "1.0.0", "name": "moving", "plugins": named}
+        folders = [self.node.paths.cni_bin] if kind else [self.reference]
+        env = {"PATH": f"{self.folder / 'bin'}:{PATH}"}
+        return CniRuntime(conflist, folders, env=env, cache_dir=self.folder / "cache")
+
+    def check(self, kind: str, container: str) -> None:
+        with self.host.netns.entered():
+            self.runtime(kind).check(container)
+
+    def mend(self) -> None:
+        """Let the daemon restore what it knows of, as at STATUS."""
+        runtime = self.runtime(OURS)
+        runtime.conflist = {**runtime.conflist, "cniVersion": "1.1.0"}
+        with self.host.netns.entered():
+            runtime.status()
+
+    def rules(self) -> list[str]:
+        return [line for line in self.everything() if MINE.search(line)]
+
+    def everything(self) -> list[str]:
+        lines = self.run("nft", "list", "ruleset").splitlines()
+        for program in ("iptables-legacy-save", "ip6tables-legacy-save"):
+            lines += self.run(program).splitlines()
+        return [re.sub(r"counter packets \d+ bytes \d+", "counter", line.strip()) for line in lines]
+
+    def records(self) -> list[Path]:
+        """The files in which the daemon keeps what it is to restore."""
+        run = self.node.paths.run / "plugins"
+        return [path for name in ("ports", "firewall") for path in run.glob(f"*/{name}/*")]
+
+    def left(self) -> list[Any]:
+        """All that an ended container could have left."""
+        links = [name for name in self.links() if name.startswith(("veth", "bwp"))]
+        return [*self.rules(), *self.addresses(), *links, *self.records(), *(self.folder / "tuning").glob("*")]
+
+    def links(self) -> list[str]:
+        return [line.split()[0] for line in self.run("ip", "-brief", "link").splitlines()]
+
+    def can_bind(self, port: int) -> bool:
+        def bind() -> bool:
+            with socket.socket() as made:
+                try:
+                    made.bind(("0.0.0.0", port))
+                except OSError:
+                    return False
+                return True
+
+        return run_in(self.host.netns, bind)
+
+
+@dataclass
+class Moving:
+    """A container of a chain, somebody outside, and a connection between them that began before anything moved."""
+
+    chain: Chain
+    outside: Sandbox
+    pod: Sandbox
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The last port that is like others of its protocol."""
+        return next(one for one in reversed(self.chain.asked["portMappings"]) if one["containerPort"] == 80)
+
+    def open(self) -> tuple[socket.socket, socket.socket]:
+        """Begin a connection from outside to a port of the host; its ends."""
+        listener = run_in(self.pod.netns, lambda: socket.create_server(("", 81)))
+        caller = run_in(self.outside.netns, lambda: socket.create_connection((HOST[4], 8083), timeout=8))
+        listener.settimeout(8)
+        ends = caller, listener.accept()[0]
+        for one in (listener, *ends):
+            self.chain.stack.enter_context(one)
+        return ends
+
+    def reach(self) -> Mapping[str, str]:
+        """Ask for ports of the host from outside and from the host, and for somebody outside from the container."""
+        host, outside, pod = self.chain.host.netns, self.outside.netns, self.pod.netns
+        return {
+            "tcp": run_in(outside, lambda: ask(HOST[4], 8080, STREAM)),
+            "tcp6": run_in(outside, lambda: ask(HOST[6], 8080, STREAM)),
+            "udp": run_in(outside, lambda: ask(HOST[4], 8081, DATAGRAM)),
+            "hostIP": run_in(outside, lambda: ask(HOST[4], 8082, STREAM)),
+            "last": run_in(outside, lambda: ask(HOST[4], self.last["hostPort"], STREAM)),
+            "localhost": run_in(host, lambda: ask("127.0.0.1", 8080, STREAM)),
+            "itself": run_in(pod, lambda: ask(HOST[4], 8080, STREAM)),
+            "out": run_in(pod, lambda: ask(NEIGHBOUR[4], 70, STREAM)),
+            "out6": run_in(pod, lambda: ask(NEIGHBOUR[6], 70, STREAM)),
+        }
+
+
+REACHED = {
+    "tcp": f"pod {NEIGHBOUR[4]}",
+    "tcp6": f"pod {NEIGHBOUR[6]}",
+    "udp": f"pod {NEIGHBOUR[4]}",
+    "hostIP": f"pod {NEIGHBOUR[4]}",
+    "last": f"pod {NEIGHBOUR[4]}",
+    "localhost": "pod 10.77.0.1",
+    "itself": "pod 10.77.0.1",
+    "out": f"outside {HOST[4]}",
+    "out6": f"outside {HOST[6]}",
+}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ScratchNode]:
+    """One daemon for all: each test has a "host" and addresses of its own."""
+    toml = "".join(f"[plugins.{name}]\n" for name in PLUGINS) + "[plugins.host-local]\n"
+    with TemporaryDirectory(prefix="np-", dir="/tmp") as root, ScratchNode(Path(root), toml) as made:
+        assert made.run("install").returncode == 0
+        yield made
+
+
+@pytest.fixture
+def chain(
+    short_path: Path,
+    generation: str,
+    keeper: str,
+    consumer: Callable[[str], Path],
+    node: ScratchNode,
+) -> Iterator[Chain]:
+    refuse_missing_programs(generation)
+    with ExitStack() as stack:
+        host = stack.enter_context(Sandbox(short_path / "host"))
+        (short_path / "bin").mkdir()
+        reference = consumer("cni") if generation == "current" else DEBIAN
+        made = Chain(short_path, reference, node, host, stack, asked={"bandwidth": RATES})
+        made.asked["portMappings"] = [*PORTS, *(MANY if keeper != "iptables-legacy" else [])]
+        use(made, keeper)
+        yield made
+        end_servers()
+
+
+def attach(chain: Chain, kind: str) -> Moving:
+    """Attach a container that answers at port 80, on a host that drops what it forwards unless somebody accepts it."""
+    outside = chain.stack.enter_context(Sandbox(chain.folder / "outside"))
+    connect(chain.host.netns, outside.netns)
+    pod = chain.add(kind, "c0")
+    program = "iptables" if chain.keeper == "nftables" else chain.keeper
+    for family, subnet in ((program, "10.77.0.0/24"), (program.replace("iptables", "ip6tables"), "fd77::/64")):
+        chain.run(family, "-P", "FORWARD", "DROP")
+        chain.run(family, "-A", "FORWARD", "-d", subnet, "-j", "ACCEPT")  # what comes in is the administrator's affair
+    for kind_of in (STREAM, DATAGRAM):
+        serve(pod.netns, 80, kind_of, b"pod")
+    serve(outside.netns, 70, STREAM, b"outside")
+    return Moving(chain, outside, pod)
+
+
+def goes_on(connection: tuple[socket.socket, socket.socket]) -> bool:
+    """Whether a connection that began earlier carries something in both directions."""
+    for sender, receiver in (connection, connection[::-1]):
+        receiver.settimeout(8)
+        sender.send(b"still here")
+        if receiver.recv(100) != b"still here":
+            return False
+    return True
+
+
+THERE = pytest.mark.parametrize(
+    ("generation", "keeper"), [("old", KEEPERS[0]), *(("current", keeper) for keeper in KEEPERS)]
+)
+BACK = pytest.mark.parametrize(
+    ("generation", "keeper", "backend"),
+    [("old", KEEPERS[0], "iptables"), ("current", KEEPERS[0], "iptables"), ("current", KEEPERS[2], "nftables")],
+)
+TODAY = pytest.mark.parametrize(
+    ("generation", "keeper", "backend"),
+    [("current", KEEPERS[0], "iptables"), ("current", KEEPERS[2], "nftables")],
+)
+ONE = pytest.mark.parametrize(("generation", "keeper"), [("current", KEEPERS[0])])
+
+
+@THERE
+def test_a_container_of_the_reference_is_checked_and_ended_by_ours(chain: Chain) -> None:
+    moving = attach(chain, THEIRS)
+    connection = moving.open()
+    assert moving.reach() == REACHED
+    chain.check(OURS, "c0")
+    if chain.keeper != "iptables-legacy":  # where the firewall says at STATUS that it accepts nothing
+        chain.mend()
+    assert moving.reach() == REACHED
+    assert goes_on(connection)
+    chain.delete(OURS, "c0", moving.pod.path)
+    assert chain.left() == []
+
+
+@BACK
+def test_a_container_of_ours_is_checked_and_ended_by_the_reference(chain: Chain, backend: str) -> None:
+    moving = attach(chain, OURS)
+    connection = moving.open()
+    assert moving.reach() == REACHED
+    told = hand_over(chain, "--apply", "--backend", backend)
+    assert {one["handed_over"] for one in told} == {True}
+    assert [one["port"] for one in told if one["kind"] == "host port"][:2] == ["8080/tcp", "8081/udp"]
+    assert not [line for line in chain.everything() if "nodeplug" in line]
+    assert moving.reach() == REACHED
+    assert goes_on(connection)
+    if chain.reference != DEBIAN:  # whose CHECK looks for the ports of IPv4 in the table of IPv6, its own too
+        chain.check(THEIRS, "c0")
+    chain.delete(THEIRS, "c0", moving.pod.path)
+    assert chain.left() == []
+
+
+@TODAY
+def test_what_is_handed_over_is_what_the_reference_writes(chain: Chain, backend: str) -> None:
+    pod = chain.add(OURS, "c0")
+    hand_over(chain, "--apply", "--backend", backend)
+    ours = nameless(chain.everything())
+    chain.delete(THEIRS, "c0", pod.path)
+    chain.add(THEIRS, "c0", pod=pod)
+    assert ours == nameless(chain.everything())
+
+
+def nameless(lines: list[str]) -> list[str]:
+    """Rules of containers and of what they share, without addresses; which empty chains there are does not matter."""
+    rules = (line for line in lines if re.search(r"CNI-|hostport|77\.0\.|77::|mark", line))
+    return sorted(re.sub(r"(77\.0\.|77::)[23]", "ADDRESS", line) for line in rules if not line.endswith("{"))
+
+
+@ONE
+def test_the_daemon_neither_restores_nor_reserves_what_was_handed_over(chain: Chain) -> None:
+    chain.add(OURS, "c0")
+    assert not chain.can_bind(8080)
+    hand_over(chain, "--apply")
+    before = chain.everything()
+    chain.mend()
+    assert chain.everything() == before
+    until(lambda: chain.can_bind(8080))
+    assert chain.records() == []
+
+
+@ONE
+def test_it_can_be_repeated_and_changes_nothing_before_it_is_asked_for(chain: Chain) -> None:
+    chain.add(OURS, "c0")
+    before = chain.everything(), chain.records()
+    assert {one["handed_over"] for one in hand_over(chain)} == {False}
+    assert (chain.everything(), chain.records()) == before
+    hand_over(chain, "--apply")
+    after = chain.everything()
+    assert hand_over(chain, "--apply") == []
+    assert chain.everything() == after
+
+
+@BACK
+def test_what_was_handed_over_and_attached_again_is_handed_over_whole(chain: Chain, backend: str) -> None:
+    """Both kinds of rules are there, as when it is ended in between."""
+    pod = chain.add(OURS, "c0")
+    hand_over(chain, "--apply", "--backend", backend)
+    once = chain.everything()
+    chain.add(OURS, "c0", pod=pod)
+    hand_over(chain, "--apply", "--backend", backend)
+    assert sorted(chain.everything()) == sorted(once)
+
+
+@ONE
+def test_what_was_handed_over_is_ended_by_ours_too(chain: Chain) -> None:
+    moving = attach(chain, OURS)
+    hand_over(chain, "--apply")
+    chain.check(OURS, "c0")
+    chain.delete(OURS, "c0", moving.pod.path)
+    assert chain.left() == []
+
+
+@ONE
+def test_what_the_reference_ended_before_is_removed(chain: Chain) -> None:
+    pod = chain.add(OURS, "c0")
+    chain.delete(THEIRS, "c0", pod.path)
+    assert [line for line in chain.everything() if "nodeplug" in line]
+    told = hand_over(chain, "--apply")
+    assert {(one["ended"], one["handed_over"]) for one in told} == {(True, False)}
+    assert chain.left() == []
+
+
+@ONE
+def test_conditions_of_the_other_backend_are_refused_and_nothing_is_changed(chain: Chain) -> None:
+    pod = chain.stack.enter_context(Sandbox(chain.folder / "pod-c0"))
+    with chain.host.netns.entered():
+        runtime = chain.runtime(OURS, conditionsV4=["!", "-d", "198.51.100.0/24"])
+        runtime.add("c0", pod.path, capability_args=chain.asked)
+    before = chain.everything()
+    with pytest.raises(AssertionError, match="that backend nftables does not know; choose the other one"):
+        hand_over(chain, "--apply", "--backend", "nftables")
+    assert chain.everything() == before
+    hand_over(chain, "--apply")
+    with chain.host.netns.entered():
+        chain.runtime(THEIRS, conditionsV4=["!", "-d", "198.51.100.0/24"]).check("c0")
+
+
+@ONE
+def test_what_no_record_tells_of_stays_and_is_told(chain: Chain) -> None:
+    chain.add(OURS, "c0")
+    before = chain.everything()
+    with pytest.raises(AssertionError, match=r"such as 'nodeplug moving c0 eth0': nothing below .* --run-dir"):
+        hand_over(chain, "--apply", "--run-dir", str(chain.folder))
+    assert [line for line in chain.everything() if "nodeplug_portmap" in line] == [
+        line for line in before if "nodeplug_portmap" in line
+    ]
+
+
+@ONE
+def test_what_an_interrupted_call_left_behind_is_removed(chain: Chain) -> None:
+    """It ended between a record and the rules that it tells of."""
+    pod = chain.add(OURS, "c0")
+    hand_over(chain, "--apply")
+    once = chain.everything()
+    chain.add(OURS, "c0", pod=pod)
+    for path in chain.records():
+        path.unlink()
+    hand_over(chain, "--apply")
+    assert sorted(chain.everything()) == sorted(once)
+
+
+@ONE
+def test_the_documented_commands_leave_nothing_to_hand_over(chain: Chain) -> None:
+    chain.add(OURS, "c0")
+    page = (Path(__file__).parents[2] / "docs/moving-from-the-reference.md").read_text()
+    block = page.partition("## Back to the reference")[2].partition("```sh")[2].partition("```")[0]
+    commands = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
+    told = [hand_over(chain, *words[3:]) for words in commands if words[:3] == ["nodeplug", "net", "to-reference"]]
+    assert len(told) == len(commands) == 3
+    assert [len(one) > 0 for one in told] == [True, True, False]
+    with chain.host.netns.entered():
+        chain.runtime(THEIRS).check("c0")
