@@ -5,13 +5,16 @@ Refuses: repair, and complaints about what a later plugin of the list may add: e
 """
 
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from nodeplug import CniAdd, CniCheck, CniInterface, PluginError
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.container_interface import routed
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.netlink.links import Link, Links
-from nodeplug_net.nftables.masquerade import network_of
+from nodeplug_net.nftables.masquerade import EVERY, Masquerading
+
+_AGAIN: Final = "the next ADD, STATUS or GC of the network restores it"
 
 
 def inside_differences(
@@ -53,17 +56,16 @@ def belongs(request: CniAdd | CniCheck, interface: int | None) -> bool:
     return interfaces[interface].name == request.ifname
 
 
-def masquerade_differences(
-    request: CniCheck, plane: Dataplane, versions: Collection[int] = (4, 6), *, same_subnet: bool = False
-) -> Iterator[str]:
-    """Find addresses of the attachment, in these versions of IP, that neither we nor the reference masquerade."""
+def masquerade_differences(request: CniCheck, plane: Dataplane, asked: Masquerading = EVERY) -> Iterator[str]:
+    """Find addresses of the attachment, of those that are to be, that neither we nor the reference masquerade."""
     attachment = Attachment.of(request)
     own = [ip.address for ip in request.prev_result.ips if belongs(request, ip.interface)]
-    own = [address for address in own if address.version in versions]
+    own = [address for address in own if address.version in asked.versions]
     with plane.masquerade(request) as masquerade:
         present = {(entry.network, entry.address) for entry in masquerade.owned(attachment.label)}
-        networks = {address: network_of(address, same_subnet=same_subnet) for address in own}
+        networks = {address: asked.network_of(address) for address in own}
         without_rule = set(masquerade.lacking(networks.values()))
+        without_drop = set(masquerade.lacking((), networks.values() if asked.strict else ())) - without_rule
     lost = [address for address in own if (networks[address], address.ip) not in present]
     if lost:
         with plane.reference(request) as reference:
@@ -73,4 +75,6 @@ def masquerade_differences(
     for address in lost:
         yield f"address {address.ip} is not masqueraded"
     for network in without_rule:
-        yield f"subnet {network} has no rule that masquerades it; the next ADD, STATUS or GC of the network restores it"
+        yield f"subnet {network} has no rule that masquerades it; {_AGAIN}"
+    for network in without_drop:
+        yield f"subnet {network} has no rule that drops what belongs to no connection; {_AGAIN}"

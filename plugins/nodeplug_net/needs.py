@@ -10,7 +10,7 @@ a container, and other namespaces than the daemon's own.
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_interface, ip_network
@@ -23,7 +23,7 @@ from nodeplug_net.level.events import Interest
 from nodeplug_net.level.pairs import Pairs
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links
-from nodeplug_net.nftables.masquerade import Masquerade, network_of
+from nodeplug_net.nftables.masquerade import EVERY, Masquerade, Masquerading
 from nodeplug_net.nftables.masquerade_messages import TABLE
 from nodeplug_net.nftables.sockets import Identity, open_nft
 
@@ -64,6 +64,7 @@ class Needs:
         addresses: the gateways with the prefixes of their subnets.
         mac: the hardware address of a bridge that is a gateway, which containers have in their ARP caches.
         config: of the network, without what belongs to one container; empty in a record of an older version.
+        strict: the subnets from which nothing leaves that belongs to no connection.
     """
 
     bridge: str
@@ -73,11 +74,13 @@ class Needs:
     addresses: frozenset[str] = frozenset()
     mac: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
 
     def covers(self, other: "Needs") -> bool:
         """Whether these include another's needs."""
         same = (self.bridge, self.made_for, self.mac) == (other.bridge, other.made_for, other.mac)
         more = other.gateways <= self.gateways and other.subnets <= self.subnets and other.addresses <= self.addresses
+        more = more and other.strict <= self.strict
         return same and more and other.config == self.config
 
     def with_those(self, other: "Needs") -> "Needs":
@@ -89,6 +92,7 @@ class Needs:
             gateways=self.gateways | other.gateways,
             subnets=self.subnets | other.subnets,
             addresses=self.addresses | other.addresses,
+            strict=self.strict | other.strict,
         )
 
 
@@ -122,9 +126,7 @@ class Networks:
         request: CniAdd,
         config: NetworkConfig,
         result: CniResult,
-        versions: Collection[int] = (4, 6),
-        *,
-        same_subnet: bool = False,
+        masquerading: Masquerading = EVERY,
     ) -> None:
         """Record what an ADD made, unless that is known.
 
@@ -132,13 +134,12 @@ class Networks:
             request: the ADD.
             config: of its network.
             result: its own.
-            versions: of IP, that are masqueraded if any is.
-            same_subnet: whether they are within the subnet, too.
+            masquerading: what is masqueraded if anything is.
         """
         if request.host_netns.identity != self.home:
             return
         self.pairs.keep(request, result)
-        needs = _of(request, config, result, versions, same_subnet=same_subnet)
+        needs = _of(request, config, result, masquerading)
         with self._lock:
             self._idle.pop(request.network, None)
             known = self._known.get(request.network, needs)
@@ -234,10 +235,16 @@ def _missing(networks: Mapping[str, Needs]) -> tuple[dict[str, list[str]], list[
             for name, needs in networks.items()
             if attached[name]
         }
-    without = _without_rules({subnet for name in found for subnet in networks[name].subnets})
+    needed = [networks[name] for name in found]
+    without, passing = _without_rules(
+        {subnet for needs in needed for subnet in needs.subnets},
+        {subnet for needs in needed for subnet in needs.strict},
+    )
     for name, texts in found.items():
         lost = [subnet for subnet in without if subnet in networks[name].subnets]
         texts += [f"subnet {subnet} has no rule that masquerades it: {_AGAIN}" for subnet in lost]
+        lost = [subnet for subnet in passing if subnet in networks[name].strict]
+        texts += [f"subnet {subnet} has no rule that drops what belongs to no connection: {_AGAIN}" for subnet in lost]
     bridges = {needs.bridge for needs in networks.values()}
     indices = {link.name: link.index for link in there if link.name in bridges}
     return (
@@ -277,31 +284,36 @@ def _bridge_differences(network: str, needs: Needs, attached: list[Link], links:
         yield f"bridge {bridge.name} lost {', '.join(lost)}, the gateway of network {network}: {_AGAIN}"
 
 
-def _without_rules(subnets: set[str]) -> list[str]:
+def _without_rules(subnets: set[str], strict: set[str]) -> tuple[list[str], list[str]]:
+    """Return the subnets that nothing masquerades, and those from which anything leaves."""
     if not subnets:
-        return []
+        return [], []
     with open_nft() as netlink:
-        return [str(one) for one in Masquerade(netlink).lacking(ip_network(subnet) for subnet in sorted(subnets))]
+        masquerade = Masquerade(netlink)
+        without = masquerade.lacking(map(ip_network, sorted(subnets)))
+        passing = masquerade.lacking((), map(ip_network, sorted(strict))) if strict else []
+    return list(map(str, without)), [str(one) for one in passing if one not in without]
 
 
-def _of(
-    request: CniAdd, config: NetworkConfig, result: CniResult, versions: Collection[int], *, same_subnet: bool
-) -> Needs:
+def _of(request: CniAdd, config: NetworkConfig, result: CniResult, masquerading: Masquerading) -> Needs:
     # The whole of `ipam`, not parsed: it may be another plugin's, and any change of it voids what is recorded.
     asked = [config.is_gateway, config.ip_masq, request.config.get("ipam")]
+    versions, same_subnet, strict = masquerading.versions, masquerading.same_subnet, masquerading.strict
     masqueraded = [ip for ip in result.ips if ip.address.version in versions] if config.ip_masq else []
-    if config.ip_masq and (len(versions) == 1 or same_subnet):
-        asked += [list(versions), same_subnet]
+    subnets = frozenset(str(masquerading.network_of(ip.address)) for ip in masqueraded)
+    if config.ip_masq and (len(versions) == 1 or same_subnet or strict):
+        asked += [list(versions), same_subnet, *([strict] if strict else [])]
     return Needs(
         config.bridge,
         frozenset(str(ip.gateway) for ip in result.ips if ip.gateway is not None) if config.is_gateway else frozenset(),
-        frozenset(str(network_of(ip.address, same_subnet=same_subnet)) for ip in masqueraded),
+        subnets,
         json.dumps(asked, sort_keys=True, default=str),
         frozenset(f"{ip.gateway}/{ip.address.network.prefixlen}" for ip in result.ips if ip.gateway is not None)
         if config.is_gateway and config.bridge
         else frozenset(),
         next((one.mac for one in result.interfaces if one.name == config.bridge), "") if config.is_gateway else "",
         {key: value for key, value in request.config.items() if key not in _OF_CONTAINERS},
+        subnets if strict else frozenset(),
     )
 
 
@@ -314,6 +326,7 @@ def _encode(needs: Needs) -> dict[str, Any]:
         "addresses": sorted(needs.addresses),
         "mac": needs.mac,
         "config": needs.config,
+        "strict": sorted(needs.strict),
     }
 
 
@@ -323,6 +336,7 @@ def _decode(data: Mapping[str, Any]) -> Needs | None:
         subnets = frozenset(str(ip_network(one)) for one in data["subnets"])
         addresses = frozenset(str(ip_interface(one)) for one in data.get("addresses", ()))
         mac, config = str(data.get("mac", "")), dict(data.get("config", {}))
-        return Needs(str(data["bridge"]), gateways, subnets, str(data["made_for"]), addresses, mac, config)
+        strict = frozenset(str(ip_network(one)) for one in data.get("strict", ()))
+        return Needs(str(data["bridge"]), gateways, subnets, str(data["made_for"]), addresses, mac, config, strict)
     except (KeyError, TypeError, ValueError):
         return None

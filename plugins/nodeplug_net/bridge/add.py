@@ -97,9 +97,14 @@ class Attaching:
             def check_of_macs(again: bool) -> Sequence[bytearray]:
                 return spoof.composed(attachment, attachment.host_veth, checked_mac, again=again) if checked_mac else ()
 
-            same_subnet = self.config.masq_same_subnet
-            masquerade = Masquerade(netlink)
-            masquerade.add(addresses, attachment.label, self._others, check_of_macs, same_subnet=same_subnet)
+            Masquerade(netlink).add(
+                addresses,
+                attachment.label,
+                self._others,
+                check_of_macs,
+                same_subnet=self.config.masq_same_subnet,
+                strict=self.config.drop_invalid,
+            )
 
     def _others(self) -> list[Element]:
         """The other masqueraded addresses of this network, for a table that an administrator has flushed."""
@@ -183,7 +188,7 @@ def attach(request: CniAdd, plane: Dataplane) -> CniResult:
         result = attaching.run()
     # In a VLAN, another interface than the bridge has the gateway's addresses.
     noted = replace(config, is_gateway=config.is_gateway and not config.vlan)
-    plane.networks.note(request, noted, result, config.masqueraded, same_subnet=config.masq_same_subnet)
+    plane.networks.note(request, noted, result, config.masquerading)
     return result
 
 

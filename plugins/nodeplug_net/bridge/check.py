@@ -58,7 +58,7 @@ def _differences(
     if config.is_gateway:
         yield from _gateway_differences(request, config, links)
     if config.ip_masq:
-        yield from masquerade_differences(request, plane, config.masqueraded, same_subnet=config.masq_same_subnet)
+        yield from masquerade_differences(request, plane, config.masquerading)
     if config.mac_spoof_check:
         with plane.nft.lent(request.host_netns) as netlink:
             host = _host_end(request, bridge)

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 from nodeplug import CniAdd, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
 from nodeplug_net.interface_config import Conf, DelegationConf, check_backend
 from nodeplug_net.ipam.config import DnsConf, known_args
+from nodeplug_net.nftables.masquerade import Masquerading
 
 DEFAULT_BRIDGE: Final = "cni0"
 _NAME_LIMIT: Final = 15
@@ -62,6 +63,7 @@ class NetConf(PortConf, DelegationConf):
     ip_masq: bool = False
     ip6_masq: bool | None = None
     ip_masq_same_subnet: bool = False
+    ip_masq_drop_invalid: bool = False
     mtu: int = Field(0, ge=0, lt=1 << 31)
     hairpin_mode: bool = False
     promisc_mode: bool = False
@@ -94,6 +96,7 @@ class BridgeConfig:
         force_address: conflicting addresses of the bridge are removed.
         masqueraded: the versions of IP in which traffic that leaves the subnet is masqueraded.
         masq_same_subnet: so is what the host routes within the subnet.
+        drop_invalid: what leaves the subnet and belongs to no connection is dropped, as it cannot be masqueraded.
         mtu: of both ends, and of a bridge that is created; 0 leaves it to the kernel.
         hairpin: containers reach themselves through the bridge.
         promiscuous: the bridge is promiscuous.
@@ -115,6 +118,7 @@ class BridgeConfig:
     force_address: bool = False
     masqueraded: tuple[int, ...] = ()
     masq_same_subnet: bool = False
+    drop_invalid: bool = False
     mtu: int = 0
     hairpin: bool = False
     promiscuous: bool = False
@@ -133,6 +137,11 @@ class BridgeConfig:
     def ip_masq(self) -> bool:
         """Whether anything is masqueraded."""
         return bool(self.masqueraded)
+
+    @property
+    def masquerading(self) -> Masquerading:
+        """What is masqueraded, if anything is."""
+        return Masquerading(self.masqueraded, same_subnet=self.masq_same_subnet, strict=self.drop_invalid)
 
     @property
     def filters_vlans(self) -> bool:
@@ -167,6 +176,7 @@ def _read(conf: NetConf) -> BridgeConfig:
         force_address=conf.force_address,
         masqueraded=_masqueraded(conf),
         masq_same_subnet=conf.ip_masq_same_subnet,
+        drop_invalid=conf.ip_masq_drop_invalid,
         mtu=conf.mtu,
         hairpin=conf.hairpin_mode,
         promiscuous=conf.promisc_mode,

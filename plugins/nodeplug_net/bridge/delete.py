@@ -61,5 +61,6 @@ def _tidy_masquerade(request: CniGc, plane: Dataplane) -> None:
     with plane.masquerade(request) as masquerade:
         if config.ip_masq:
             with Netlink() as netlink:
-                masquerade.mend(plane.attached(request, config, Links(netlink)))
+                expected = plane.attached(request, config, Links(netlink))
+                masquerade.mend(expected, strict={one.network for one in expected} if config.drop_invalid else ())
         masquerade.prune()

@@ -98,11 +98,15 @@ def _mend_ports(config: BridgeConfig, plane: Dataplane, links: Links, bridge: Li
 def _mend_masquerade(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links) -> None:
     expected = plane.attached(request, config, links)
     with plane.masquerade(request) as masquerade:
-        lost = masquerade.lacking(entry.network for entry in expected)
+        networks = {entry.network for entry in expected}
+        strict = networks if config.drop_invalid else ()
+        lost = masquerade.lacking(networks, strict)
         if lost:
             text = ", ".join(map(str, lost))
-            plane.log.warning("subnet %s lost the rule that masquerades its containers; the rule is restored", text)
-            masquerade.mend(expected)
+            plane.log.warning(
+                "subnet %s lost the rule that masquerades its containers, or that drops; it is restored", text
+            )
+            masquerade.mend(expected, strict=strict)
 
 
 def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links, bridge: Link) -> None:

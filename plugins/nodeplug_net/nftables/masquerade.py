@@ -11,7 +11,7 @@ arrives: ADD takes the element over, and DEL removes only what still carries its
 
 import errno
 import ipaddress
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,28 @@ def network_of(address: Interface, *, same_subnet: bool) -> Network:
     return EVERYWHERE[address.version == 6] if same_subnet else address.network
 
 
+@dataclass(frozen=True, slots=True)
+class Masquerading:
+    """What of a network is masqueraded, if anything is.
+
+    Attributes:
+        versions: of IP.
+        same_subnet: also what the host routes within the subnet.
+        strict: nothing leaves the subnet that belongs to no connection.
+    """
+
+    versions: Collection[int] = (4, 6)
+    same_subnet: bool = False
+    strict: bool = False
+
+    def network_of(self, address: Interface) -> Network:
+        """Return the subnet in which an address is not masqueraded."""
+        return network_of(address, same_subnet=self.same_subnet)
+
+
+EVERY: Final = Masquerading()
+
+
 class Masquerade:
     """The masqueraded addresses of one namespace.
 
@@ -74,6 +96,7 @@ class Masquerade:
         beside: Callable[[bool], Sequence[bytearray]] = lambda _: (),
         *,
         same_subnet: bool = False,
+        strict: bool = False,
     ) -> None:
         """Masquerade addresses for an attachment, in one transaction; take over elements of others.
 
@@ -83,6 +106,7 @@ class Masquerade:
             others: returns who else should be masqueraded; called if the rules of a subnet are missing.
             beside: composes more for the same transaction, without it or (True) with what exists of it to be replaced.
             same_subnet: also within the subnet.
+            strict: nothing leaves the subnet that belongs to no connection.
 
         Raises:
             OSError: the kernel refuses, with its errno.
@@ -92,8 +116,8 @@ class Masquerade:
         wanted = [Element(network, one.packed, label) for network, one in zip(networks, addresses, strict=True)]
         messages = [*(nft.new_element(one.network, one.key, label) for one in wanted), *beside(False)]
         for _ in range(_ATTEMPTS if messages else 0):
-            if wanted and self.lacking(one.network for one in wanted):
-                self.mend(others(), [one.network for one in wanted])
+            if wanted and self.lacking(networks, networks if strict else ()):
+                self.mend(others(), networks, networks if strict else ())
             refusal = commit(self._netlink, messages)
             if refusal is None:
                 return
@@ -114,13 +138,30 @@ class Masquerade:
             messages.append(nft.new_element(one.network, one.key, one.label))
         return messages
 
-    def lacking(self, networks: Iterable[Network]) -> list[Network]:
-        """Return the subnets without a rule; their addresses are not masqueraded, whatever their sets hold."""
-        answer = self._netlink.ask(Request(nft.dump_rules(), f"list the rules of table {nft.TABLE}", ABSENT))[0]
-        rules = b"".join(answer.messages)
-        return [network for network in dict.fromkeys(networks) if nft.names_set(network) not in rules]
+    def lacking(self, networks: Iterable[Network], strict: Iterable[Network] = ()) -> list[Network]:
+        """Return the subnets without a rule; their addresses are not masqueraded, whatever their sets hold.
 
-    def mend(self, expected: Sequence[Element], networks: Iterable[Network] = ()) -> None:
+        Args:
+            networks: those that are masqueraded.
+            strict: those from which nothing leaves that belongs to no connection.
+        """
+        masquerading, dropping = self._rules()
+        return [
+            *(network for network in dict.fromkeys(networks) if nft.names_set(network) not in masquerading),
+            *(network for network in dict.fromkeys(strict) if nft.names_set(network) not in dropping),
+        ]
+
+    def _rules(self) -> tuple[bytes, bytes]:
+        """List the rules that masquerade, and those that drop."""
+        answer = self._netlink.ask(Request(nft.dump_rules(), f"list the rules of table {nft.TABLE}", ABSENT))[0]
+        dropping = [message for message in answer.messages if nft.drops(message)]
+        if not dropping:
+            return b"".join(answer.messages), b""
+        return b"".join(one for one in answer.messages if not nft.drops(one)), b"".join(dropping)
+
+    def mend(
+        self, expected: Sequence[Element], networks: Iterable[Network] = (), strict: Iterable[Network] = ()
+    ) -> None:
         """Restore what is missing of the table: the rules of subnets, their sets, and the expected entries.
 
         In one transaction: rules without their entries would look complete and never be repaired.
@@ -128,16 +169,17 @@ class Masquerade:
         Args:
             expected: what should be masqueraded; an address that another attachment has stays with it.
             networks: further subnets.
+            strict: those from which nothing leaves that belongs to no connection.
 
         Raises:
             OSError: the kernel refuses.
             PluginError: others keep changing the table.
         """
-        wanted = list(dict.fromkeys([*networks, *(one.network for one in expected)]))
+        wanted, dropped = list(dict.fromkeys([*networks, *(one.network for one in expected)])), list(strict)
         entries = [nft.new_element(one.network, one.key, one.label, keep=True) for one in expected]
         for _ in range(_ATTEMPTS):
             generation = generation_of(self._netlink)
-            rules = self._missing_rules(wanted)
+            rules = self._missing_rules(wanted, dropped)
             refusal = commit(self._netlink, [*rules, *entries], generation if rules else None)
             if refusal is None:
                 return
@@ -147,12 +189,18 @@ class Masquerade:
                 raise failure(f"{what} table {nft.TABLE}", refusal)
         raise _restless()
 
-    def _missing_rules(self, wanted: list[Network]) -> list[bytearray]:
+    def _missing_rules(self, wanted: list[Network], strict: list[Network]) -> list[bytearray]:
         """Compose the rules of all subnets, if one of these has none."""
-        if not self.lacking(wanted):
+        if not self.lacking(wanted, strict):
             return []
         known = [network for network in map(nft.network_of, sorted(self._sets() or ())) if network]
-        return nft.rebuild(dict.fromkeys([*known, *wanted]))
+        every = list(dict.fromkeys([*known, *wanted]))
+        return nft.rebuild(every, dict.fromkeys([*self._strict(every), *strict]))
+
+    def _strict(self, networks: Iterable[Network]) -> list[Network]:
+        """Return those of the subnets from which nothing leaves that belongs to no connection."""
+        dropping = self._rules()[1]
+        return [network for network in networks if nft.names_set(network) in dropping] if dropping else []
 
     def prune(self) -> None:
         """Remove the set and the rule of each subnet without addresses, and the table if none is left.
@@ -171,7 +219,11 @@ class Masquerade:
         kept = [network for network in known if network not in empty]
         if kept and not empty:
             return
-        messages = [*nft.rebuild(kept), *map(nft.delete_set, empty)] if kept else [nft.delete_table()]
+        strict = self._strict(known)
+        still = [network for network in strict if network in kept]
+        gone = nft.delete_invalid() if strict and not still else []
+        rules = [*gone, *nft.rebuild(kept, still)]
+        messages = [*rules, *map(nft.delete_set, empty)] if kept else [nft.delete_table()]
         refusal = commit(self._netlink, messages, generation)
         if refusal is not None and refusal.error not in {errno.ERESTART, errno.ENOENT}:
             raise failure(f"remove what is unused of table {nft.TABLE}", refusal)

@@ -13,13 +13,18 @@ The shape, as nft(8) prints it:
             ip6 daddr ff00::/8 return
             ip saddr @net_10.88.0.0/16 ip daddr != 10.88.0.0/16 masquerade
         }
+        chain invalid {                                      # where a network asks for it
+            type filter hook forward priority filter; policy accept;
+            ct state invalid ip saddr @net_10.88.0.0/16 ip daddr != 10.88.0.0/16 drop
+        }
     }
 
-One set and one rule for each subnet: the cost of a packet does not grow with the number of containers.
+One set and one rule for each subnet: the cost of a packet does not grow with the number of containers. What belongs to
+no connection never comes to a chain of type nat, and would leave with the container's address: hence the second chain.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache, lru_cache
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final
@@ -30,9 +35,11 @@ from nodeplug_net.nftables.encoding import (
     APPEND,
     ASK,
     CREATE,
+    DROP,
     DUMP,
     ENSURE,
     MULTICAST,
+    NFT_MSG_DELCHAIN,
     NFT_MSG_DELRULE,
     NFT_MSG_DELSET,
     NFT_MSG_DELSETELEM,
@@ -51,6 +58,7 @@ from nodeplug_net.nftables.encoding import (
     Attributes,
     Expression,
     Network,
+    compare,
     destination,
     encode,
     expression,
@@ -63,9 +71,13 @@ from nodeplug_net.nftables.encoding import (
 
 TABLE: Final = "nodeplug_masquerade"
 CHAIN: Final = "postrouting"
+INVALID: Final = "invalid"
+_FORWARD: Final = 2  # NF_INET_FORWARD
+_FILTER: Final = 0  # NF_IP_PRI_FILTER
 _SET_PREFIX: Final = "net_"
 
 _LOOKUP_SET: Final = 1
+_IN_INVALID: Final = struct.pack("=HH", 4 + len(INVALID) + 1, 2) + INVALID.encode() + b"\0"
 _LABEL: Final = b"nodeplug~label~".ljust(LABEL_LIMIT, b"~")
 _KEYS: Final = {4: bytes.fromhex("7a11b0c5"), 6: bytes.fromhex("7a11b0c5d6e7f8091a2b3c4d5e6f7081")}
 
@@ -112,18 +124,68 @@ def _subnet(network: Network) -> tuple[bytes, ...]:
         ("NFTA_SET_KEY_LEN", 4 if version == 4 else 16),
         ("NFTA_SET_ID", 1),
     ]
-    lookup = expression("lookup", ("NFTA_LOOKUP_SET", name), ("NFTA_LOOKUP_SREG", 1), ("NFTA_LOOKUP_SET_ID", 1))
-    rule = [*of_family(version), load(version, source=True), lookup, *destination(network, 1)[2:], expression("masq")]
+    rule = [*_leaving(network), expression("masq")]
     return (encode("nft_set_msg", NFT_MSG_NEWSET, ENSURE, new_set), _rule(rule))
 
 
-def rebuild(networks: Iterable[Network]) -> list[bytearray]:
-    """Create the table and its chain if they are missing, and replace the chain's rules: multicast, and each subnet's.
+def _leaving(network: Network) -> list[Expression]:
+    """Match what a subnet's containers send to elsewhere."""
+    version, name = network.version, set_name(network)
+    lookup = expression("lookup", ("NFTA_LOOKUP_SET", name), ("NFTA_LOOKUP_SREG", 1), ("NFTA_LOOKUP_SET_ID", 1))
+    return [*of_family(version), load(version, source=True), lookup, *destination(network, 1)[2:]]
 
-    Existing sets keep their elements. A rule that is left out is gone afterwards, so the list must be complete.
+
+@lru_cache(maxsize=64)
+def _drop(network: Network) -> bytes:
+    """Drop what of it belongs to no connection: NFT_CT_STATE has NF_CT_STATE_INVALID_BIT."""
+    bit = struct.pack("=I", 1)
+    masked = expression(
+        "bitwise",
+        ("NFTA_BITWISE_SREG", 1),
+        ("NFTA_BITWISE_DREG", 1),
+        ("NFTA_BITWISE_LEN", 4),
+        ("NFTA_BITWISE_MASK", value(bit)),
+        ("NFTA_BITWISE_XOR", value(bytes(4))),
+    )
+    state = [expression("ct", ("NFTA_CT_KEY", 0), ("NFTA_CT_DREG", 1)), masked, compare(1, bytes(4))]
+    return _rule([*state, *_leaving(network), verdict(DROP)], INVALID)
+
+
+@cache
+def _invalid() -> tuple[bytes, ...]:
+    hook = nest(("NFTA_HOOK_HOOKNUM", _FORWARD), ("NFTA_HOOK_PRIORITY", _FILTER))
+    chain: Attributes = [
+        ("NFTA_CHAIN_TABLE", TABLE),
+        ("NFTA_CHAIN_NAME", INVALID),
+        ("NFTA_CHAIN_HOOK", hook),
+        ("NFTA_CHAIN_POLICY", 1),  # NF_ACCEPT
+        ("NFTA_CHAIN_TYPE", "filter"),
+    ]
+    rules: Attributes = [("NFTA_RULE_TABLE", TABLE), ("NFTA_RULE_CHAIN", INVALID)]
+    return (
+        encode("nft_chain_msg", NFT_MSG_NEWCHAIN, ENSURE, chain),
+        encode("nft_rule_msg", NFT_MSG_DELRULE, ASK, rules),
+    )
+
+
+def rebuild(networks: Iterable[Network], strict: Collection[Network] = ()) -> list[bytearray]:
+    """Create the table and its chains if they are missing, and replace their rules: multicast, and each subnet's.
+
+    Existing sets keep their elements. A rule that is left out is gone afterwards, so the lists must be complete.
+
+    Args:
+        networks: those that are masqueraded.
+        strict: those of them from which nothing leaves that belongs to no connection.
     """
     subnets = [message for network in networks for message in _subnet(network)]
-    return [bytearray(message) for message in (*_table(), *subnets)]
+    dropping = [*_invalid(), *map(_drop, strict)] if strict else []
+    return [bytearray(message) for message in (*_table(), *subnets, *dropping)]
+
+
+def delete_invalid() -> list[bytearray]:
+    """Delete the chain that drops, there or not; before sets to which its rules refer."""
+    attrs: Attributes = [("NFTA_CHAIN_TABLE", TABLE), ("NFTA_CHAIN_NAME", INVALID)]
+    return [bytearray(one) for one in (*_invalid(), encode("nft_chain_msg", NFT_MSG_DELCHAIN, ASK, attrs))]
 
 
 def delete_set(network: Network) -> bytearray:
@@ -139,24 +201,28 @@ def delete_table() -> bytearray:
 
 @cache
 def _dump_rules() -> bytes:
-    attrs: Attributes = [("NFTA_RULE_TABLE", TABLE), ("NFTA_RULE_CHAIN", CHAIN)]
-    return encode("nft_rule_msg", NFT_MSG_GETRULE, DUMP, attrs)
+    return encode("nft_rule_msg", NFT_MSG_GETRULE, DUMP, [("NFTA_RULE_TABLE", TABLE)])
 
 
 def dump_rules() -> bytearray:
-    """List the rules of the chain."""
+    """List the rules of both chains."""
     return bytearray(_dump_rules())
 
 
+def drops(message: bytes) -> bool:
+    """Whether a rule that was listed is one of the chain that drops (NFTA_RULE_CHAIN)."""
+    return _IN_INVALID in message
+
+
 def names_set(network: Network) -> bytes:
-    """Return the bytes that only the rule of a subnet contains: the attribute NFTA_LOOKUP_SET with its set."""
+    """Return the bytes that only a subnet's rules contain: the attribute NFTA_LOOKUP_SET with its set."""
     return struct.pack("=H", _LOOKUP_SET) + set_name(network).encode() + b"\0"
 
 
-def _rule(expressions: list[Expression]) -> bytes:
+def _rule(expressions: list[Expression], chain: str = CHAIN) -> bytes:
     attrs: Attributes = [
         ("NFTA_RULE_TABLE", TABLE),
-        ("NFTA_RULE_CHAIN", CHAIN),
+        ("NFTA_RULE_CHAIN", chain),
         ("NFTA_RULE_EXPRESSIONS", expressions),
     ]
     return encode("nft_rule_msg", NFT_MSG_NEWRULE, APPEND, attrs)
