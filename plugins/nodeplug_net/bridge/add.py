@@ -22,6 +22,7 @@ from nodeplug_net.container_interface import configure, enable_ipv6
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam.addressing import BEFORE_INTERFACES, gateway_of
 from nodeplug_net.netlink import messages
+from nodeplug_net.netlink.changes import LINKS, Changes
 from nodeplug_net.netlink.connection import Netlink, Request
 from nodeplug_net.netlink.links import OPER_UP, Link, Links, get_request, parse_link, set_sysctl
 from nodeplug_net.nftables.masquerade import Element, Masquerade
@@ -32,7 +33,6 @@ from nodeplug_net.veth import VethPair
 _CONTAINER_INTERFACE: Final = 2
 """The result's interfaces are the bridge, the host veth, the container's."""
 _PORT_PATIENCE: Final = 2.5
-_POLL: Final = 0.0001
 
 
 @dataclass(slots=True)
@@ -162,17 +162,30 @@ class Attaching:
         Raises:
             PluginError: they do not pass.
         """
+        found = self._passing(bridge)
+        if found is not None:
+            return found
         until = time.monotonic() + _PORT_PATIENCE
+        with Changes(LINKS) as changes:
+            while (found := self._passing(bridge, last=time.monotonic() > until)) is None:
+                changes.wait(until - time.monotonic())
+        return found
+
+    def _passing(self, bridge: Link, *, last: bool = False) -> tuple[Link, Link] | None:
+        """Return the host end and the bridge if packets pass; None if they do not yet.
+
+        Raises:
+            PluginError: it is gone, or this was the last look.
+        """
         name = self.attachment.host_veth
-        while True:
-            answers = self.links.netlink.ask(get_request(name), get_request(bridge.name))
-            link, now = (parse_link(one.messages[0]) if one.messages else None for one in answers)
-            if link is not None and (link.state == OPER_UP or self.config.interface_stays_down):
-                return link, now or bridge
-            if link is None or time.monotonic() > until:
-                found = "it is gone" if link is None else f"operational state {link.state}"
-                raise PluginError(f"bridge port in error state: {name} ({found}); is bridge {self.config.bridge} up?")
-            time.sleep(_POLL)
+        answers = self.links.netlink.ask(get_request(name), get_request(bridge.name))
+        link, now = (parse_link(one.messages[0]) if one.messages else None for one in answers)
+        if link is not None and (link.state == OPER_UP or self.config.interface_stays_down):
+            return link, now or bridge
+        if link is None or last:
+            found = "it is gone" if link is None else f"operational state {link.state}"
+            raise PluginError(f"bridge port in error state: {name} ({found}); is bridge {self.config.bridge} up?")
+        return None
 
 
 def attach(request: CniAdd, plane: Dataplane) -> CniResult:
