@@ -1,4 +1,7 @@
-"""A pod on two networks: containerd calls both at the same time, for `eth0` and for `eth1`."""
+"""A pod on two networks: containerd calls both at the same time, for `eth0` and for `eth1`.
+
+The first is the whole chain: bridge, host-local, ipMasq, portmap, bandwidth, tuning and firewall.
+"""
 
 import json
 import sys
@@ -19,6 +22,7 @@ NETWORKS = Path(__file__).parent / "networks"
 PLUGINS = """
 [plugins.bridge]
 [plugins.portmap]
+[plugins.bandwidth]
 [plugins.tuning]
 [plugins.firewall]
 [plugins.loopback.config]
@@ -191,6 +195,14 @@ def test_on_a_host_that_drops_what_it_forwards_the_network_with_the_firewall_alo
 
 def test_a_sysctl_of_the_network_is_the_pods(lab: Lab, sandbox: str) -> None:
     assert lab.inside(sandbox, "/bin/cat", "/proc/sys/net/core/somaxconn").strip() == "512"
+
+
+def test_the_pods_annotation_limits_what_it_receives_on_the_network_that_asks_for_it(lab: Lab, sandbox: str) -> None:
+    ports = json.loads(lab.private.run("bridge", "-details", "-json", "link"))
+    master = {port["ifname"]: port["master"] for port in ports}
+    limits = json.loads(lab.private.run("/usr/sbin/tc", "-json", "qdisc", "show"))
+    found = [(master.get(one["dev"]), one["options"]["rate"]) for one in limits if one["kind"] == "tbf"]
+    assert found == [("np-first", 10_000_000 // 8)]
 
 
 def test_a_pod_that_wants_a_port_of_another_is_refused_with_its_name(lab: Lab, sandbox: str) -> None:
