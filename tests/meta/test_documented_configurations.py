@@ -93,6 +93,7 @@ def requests(text: str) -> Iterator[CniRequest]:
 
 
 CHAINED: Mapping[str, Callable[[CniRequest], object]] = {
+    "nodeplug-loopback": lambda request: "ipam" not in request.config,
     "nodeplug-portmap": check_portmap,
     "nodeplug-bandwidth": parse_bandwidth,
     "nodeplug-sbr": lambda request: parse_table(request) is None,
