@@ -77,6 +77,8 @@ class VethPair:
             if self.links.netlink.ask(Request(template.fill(**values), what, EEXIST))[0].error:
                 return False
         except OSError as error:
+            if error.errno == errno.ENOBUFS:  # the answer was lost, and with it whether the pair is new
+                self.undo.push(f"delete interface {self.name}", self._remove_unmarked)
             if error.errno != errno.EINVAL:  # a full bridge has words of its own
                 raise
             raise PluginError("failed to make veth pair: invalid argument", details=error.strerror or "") from error
@@ -90,6 +92,12 @@ class VethPair:
     def _remove(self) -> None:
         link = self.links.get(self.name)
         if link is not None:
+            self.reaper.delete(link).wait(self.links)
+
+    def _remove_unmarked(self) -> None:
+        """Remove the pair unless it is of an earlier ADD, which has marked it."""
+        link = self.links.get(self.name)
+        if link is not None and not link.alias:
             self.reaper.delete(link).wait(self.links)
 
     def _adopt_or_remove(self, created: Callable[[], None]) -> None:

@@ -128,13 +128,13 @@ class Bandwidth:
         name = next((one for one, link in there.items() if link is None), None)
         if name is None:
             raise TryAgain(f"interfaces {' and '.join(names)} belong to others; a new container id gives other names")
+        undo.push(f"delete interface {name}", lambda: self._delete(links, [name], alias))  # before: answers get lost
         with creating("adding link: {}"):
             found = links.netlink.ask(
                 Request(create_link(KIND, name, mtu=mtu), f"create interface {name}", EEXIST),
                 Request(name_link(0, name, alias), f"label interface {name}"),
                 get_request(name),
             )
-        undo.push(f"delete interface {name}", lambda: self._delete(links, [name], alias))
         return parse_link(found[2].messages[0])
 
     def delete(self, request: CniDel) -> None:

@@ -65,7 +65,7 @@ class Attaching:
         inside = self._configure_container(plan)
         gateway = self._ensure_gateway(bridge, plan) if config.is_gateway and plan.ips else bridge
         outside, bridge = self._wait_for_port(bridge)
-        if not config.mac_spoof_check:  # last, and one transaction: whole or absent, so nothing to undo
+        if not config.mac_spoof_check:  # last, and one transaction
             self._write_rules(plan, "")
         return replace(
             plan,
@@ -127,7 +127,8 @@ class Attaching:
             vlan.put_into_vlans(self.links, bridge, pair.name, vlans, preserve_default=keep)
 
     def _undo_rules(self) -> None:
-        if self.config.mac_spoof_check:  # after the interface
+        """Undo rules after the interface: those against other MACs, or a transaction whose answer was lost."""
+        if self.config.mac_spoof_check or self.config.ip_masq:
             what = f"remove the rules of {self.attachment.host_veth}"
             self.undo.push(what, lambda: self.plane.end_rules(self.request, self.attachment))
 

@@ -34,6 +34,11 @@ _ATTRIBUTE: Final = struct.Struct("=HH")
 NESTED: Final = 0x3FFF
 """Mask that removes NLA_F_NESTED and NLA_F_NET_BYTEORDER from an attribute type."""
 
+_LOST: Final = (
+    "the kernel had no room for its answer to a netlink request, which may be done all the same; "
+    "free memory or raise net.core.rmem_default, and try again"
+)
+
 EEXIST: Final = frozenset({errno.EEXIST})
 ENODEV: Final = frozenset({errno.ENODEV})
 ENOENT: Final = frozenset({errno.ENOENT})
@@ -125,7 +130,8 @@ class Netlink:
             One reply per request, in order; none for none.
 
         Raises:
-            OSError: the first error that its request does not accept: the kernel's errno and the request.
+            OSError: the first error that its request does not accept: the kernel's errno and the request; ENOBUFS, an
+                answer was lost (netlink(7)), so that what was asked for may be done.
         """
         if not requests:
             return []
@@ -165,6 +171,11 @@ class Netlink:
             data = self._socket.recv(_RECEIVE, socket.MSG_DONTWAIT)
         except BlockingIOError as error:
             raise OSError(errno.EPROTO, "the kernel left a netlink request unanswered") from error
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            self._drain()
+            raise OSError(errno.ENOBUFS, _LOST) from error
         position = 0
         while position + 16 <= len(data):
             length, kind, flags, sequence, _ = _HEADER.unpack_from(data, position)
@@ -173,6 +184,12 @@ class Netlink:
             if 0 <= sequence - first < len(answers):
                 _take(answers[sequence - first], kind, flags, data[position : position + length])
             position += (length + 3) & ~3
+
+    def _drain(self) -> None:
+        """Empty the queue: until then the kernel drops every further answer, also those to what undoes a call."""
+        with suppress(BlockingIOError):
+            while True:
+                self._socket.recv(_RECEIVE, socket.MSG_DONTWAIT)
 
 
 def _take(answer: KernelReply, kind: int, flags: int, message: bytes) -> None:

@@ -59,7 +59,7 @@ class Attaching:
             afterwards=lambda link: _point_to_point(link, plan),
         )
         configure_host_end(self.links, outside, plan.ips)
-        if self.config.ip_masq:  # last, and one transaction: whole or absent, so nothing to undo
+        if self.config.ip_masq:  # last, and one transaction
             with self.plane.masquerade(self.request) as masquerade:
                 masquerade.add([ip.address for ip in plan.ips], self.attachment.label, self._others)
         return replace(
@@ -89,7 +89,7 @@ class Attaching:
     def _ensure_veth(self) -> Link:
         """Create the veth pair, or find the one of an earlier ADD of this attachment; return its host end."""
         pair = VethPair(self.request, self.links, self.plane.reaper, self.undo, self.config.mtu)
-        pair.ensure()
+        pair.ensure(self._undo_rules)
         # Marked by name in a second step: in one send the kernel would mark another's link after a refused creation.
         data = messages.mark_link().fill(name=pair.name.encode(), label=self.attachment.label.encode())
         self.links.netlink.ask(Request(data, f"mark interface {pair.name}"))
@@ -98,6 +98,12 @@ class Attaching:
         if outside is None:
             raise PluginError(f"interface {pair.name} vanished during ADD; is another program deleting it?")
         return outside
+
+    def _undo_rules(self) -> None:
+        """Undo, after the interface, a transaction whose answer was lost."""
+        if self.config.ip_masq:
+            what = f"remove the rules of {self.attachment.host_veth}"
+            self.undo.push(what, lambda: self.plane.end_rules(self.request, self.attachment))
 
     def _prepare(self, plan: CniResult) -> None:
         if any(ip.address.version == 6 for ip in plan.ips):
