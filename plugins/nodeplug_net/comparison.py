@@ -20,9 +20,11 @@ _AGAIN: Final = "the next ADD, STATUS or GC of the network restores it"
 def inside_differences(
     request: CniCheck, inner: Links, inside: Link, expected: CniInterface, *, may_be_down: bool = False
 ) -> Iterator[str]:
-    """Compare the container's interface with the result: state, hardware address, addresses, routes."""
+    """Compare the container's interface with the result: state, sandbox, hardware address, addresses, routes."""
     if not inside.is_up and not may_be_down:
         yield f"interface {inside.name} is down"
+    if expected.sandbox != request.netns.path:
+        yield f"interface {inside.name} of the result is in sandbox {expected.sandbox}, not {request.netns.path}"
     if expected.mac and inside.mac != expected.mac.lower():
         yield f"interface {inside.name} has MAC {inside.mac}, not {expected.mac}"
     addresses = inner.addresses(inside)

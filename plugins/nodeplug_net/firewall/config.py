@@ -129,7 +129,8 @@ def parse_firewall(request: CniAttachmentRequest) -> Wanted:
 
 def _bridge(result: CniResult, policy: str) -> str:
     """Return the bridge: the first interface of the result, as the reference takes it."""
-    if not result.interfaces:
+    # What is in a container has its name there: the rules would part the host's own interface of that name from others.
+    if not result.interfaces or result.interfaces[0].sandbox:
         raise InvalidRequest(
             f'interface needs to be set for ingress policy "{policy}", make sure to chain "firewall" plugin with '
             '"bridge"'
