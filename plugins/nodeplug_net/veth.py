@@ -8,7 +8,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nodeplug import CniAdd, InvalidRequest, PluginError, TryAgain
+from nodeplug import CniAdd, Exhausted, InvalidRequest, PluginError, TryAgain
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import EEXIST, Request
@@ -53,6 +53,7 @@ class VethPair:
         Raises:
             InvalidRequest: the container has an interface of that name from elsewhere.
             TryAgain: another attachment has the same host name by chance.
+            Exhausted: the bridge has as many ports as it can have.
             PluginError: the kernel cannot make such a pair.
             OSError: the kernel refuses.
         """
@@ -79,12 +80,21 @@ class VethPair:
         except OSError as error:
             if error.errno == errno.ENOBUFS:  # the answer was lost, and with it whether the pair is new
                 self.undo.push(f"delete interface {self.name}", self._remove_unmarked)
-            if error.errno != errno.EINVAL:  # a full bridge has words of its own
-                raise
-            raise PluginError("failed to make veth pair: invalid argument", details=error.strerror or "") from error
+            raise self._in_words(error) from error
         created()
         self.undo.push(f"delete interface {self.name}", self._remove)
         return True
+
+    def _in_words(self, error: OSError) -> OSError | PluginError:
+        """Return the error with the reference's sentence, where it has one, and what to do."""
+        if error.errno == errno.EINVAL:
+            return PluginError("failed to make veth pair: invalid argument", details=error.strerror or "")
+        if error.errno == errno.EXFULL and self.bridge is not None:  # BR_MAX_PORTS
+            return Exhausted(
+                f'failed to connect "{self.name}" to bridge {self.bridge.name}: exchange full',
+                details="a bridge has at most 1023 ports: end containers, or give the network another bridge",
+            )
+        return error
 
     def _host_end(self) -> str:
         return f"host end {self.name}" if self.bridge is None else f"port {self.name} of bridge {self.bridge.name}"

@@ -157,11 +157,11 @@ def _content(path: Path) -> str:
 
 
 @contextmanager
-def node_with(*plugins: str) -> Iterator[ScratchNode]:
-    """Run a daemon of ours with these plugins, for all twins of a file."""
+def node_with(*plugins: str, sections: str = "") -> Iterator[ScratchNode]:
+    """Run a daemon of ours with these plugins, and further sections of its file, for all twins of a file."""
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     try:
-        with ScratchNode(folder, "".join(f"[plugins.{name}]\n" for name in plugins)) as node:
+        with ScratchNode(folder, "".join(f"[plugins.{name}]\n" for name in plugins) + sections) as node:
             assert node.run("install").returncode == 0
             yield node
     finally:
