@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.link_kinds import has_kind
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode, folders
 from nodeplug.testing.waiting import until
@@ -137,18 +138,10 @@ def world(short_path: Path, daemon: ScratchNode, consumer: Callable[[str], Path]
         yield World(short_path, bins, daemon, host, pod)
 
 
-def lacks(kind: str, where: Sandbox) -> bool:
-    below = [] if kind in {"dummy", "vrf"} else ["link", "lo"]
-    data = {"vlan": ["id", "5"], "vrf": ["table", "5"]}.get(kind, [])
-    words = ["ip", "link", "add", *below, "name", "probe0", "type", kind, *data]
-    done = subprocess.run(["nsenter", f"--net={where.path}", *words], capture_output=True, text=True, check=False)
-    return "Unknown device type" in done.stderr
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_kernel_without_such_links_is_asked_the_same_and_refuses_in_the_same_words(world: World, case: str) -> None:
     plugin, keys = CASES[case]
-    if not lacks(plugin, world.pod):
+    if has_kind(plugin):
         pytest.skip(f"needs a kernel without links of kind {plugin}")
     (said, sent), (said_by_us, sent_by_us) = world.theirs(plugin, keys), world.ours(plugin, keys)
     words = f"{WORDS.get(plugin, f'failed to create {plugin}')}: operation not supported"

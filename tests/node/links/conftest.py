@@ -1,14 +1,13 @@
 """What tests of interfaces in containers share: changes beside the plugin, looks at an interface, ends of processes."""
 
-import subprocess
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
+from tests.link_kinds import need_kind
 
 from nodeplug import Netns
-from nodeplug.testing.scratch_cni import ScratchCni, new_netns, run_in
+from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links
 
@@ -85,24 +84,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any], int]
     return run
 
 
-@cache
-def has_kind(kind: str) -> bool:
-    """Whether this kernel has a kind of link; one is made in a namespace of its own, and ends with it."""
-    netns = new_netns()
-    try:
-        lower = ["link", "add", "lower0", "type", "veth", "peer", "name", "lower1"]
-        below = ["link", "lower0"] if kind in {"vlan", "ipvlan", "macvlan"} else []
-        data = {"vlan": ["id", "5"], "vrf": ["table", "5"]}.get(kind, [])
-        words = ["ip", "link", "add", *below, "name", "probe0", "type", kind, *data]
-        run_in(netns, lambda: subprocess.run(["ip", *lower], check=True))
-        said = run_in(netns, lambda: subprocess.run(words, capture_output=True, text=True, check=False)).stderr
-    finally:
-        netns.close()
-    return "Unknown device type" not in said and "not supported" not in said
-
-
 @pytest.fixture(autouse=True)
 def _kinds(request: pytest.FixtureRequest) -> None:
     for mark in request.node.iter_markers("link_kind"):
-        if not has_kind(mark.args[0]):
-            pytest.skip(f"needs a kernel with links of kind {mark.args[0]}")
+        need_kind(mark.args[0])
