@@ -179,6 +179,9 @@ class Daemon:
             self._spool,
             Admission(supervisor.cni_concurrency, supervisor.cni_waiting),
         )
+        self._reconciliation = self._cni.reconciliation(
+            self._paths.cni_caches, self._paths.cni_bin, supervisor.cni_reconcile
+        )
         self._volumes = Volumes(self._runner, self._hosts.journal(VOLUMES), self._paths.run / "staging")
         self._flex = FlexService(self._registry, self._runner, self._volumes)
         self._csi = csi.CsiDrivers(
@@ -328,6 +331,7 @@ class Daemon:
             "keep what plugins have": every(SAMPLE_INTERVAL, self._hosts.keep),
             "spool": self._cni.run_spool(),
             "orphans": self._cni.orphans.run(),
+            "reconcile with libcni": self._reconciliation.run(),
             "podresources": self._podresources.run(),
             "sweep cgroups": self._supervision.sweep(),
             "bound the memory": self._supervision.bound(self._configuration.supervisor.memory, self._stop.set),

@@ -8,7 +8,6 @@ nothing of this: it sees the end of its namespaces.
 """
 
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from nodeplug import InvalidNetns, Netns, PluginError, mounts
+from nodeplug import InvalidNetns, Netns
 from nodeplug_net.ipam.ranges import Address
 from nodeplug_net.ipam.store import Owner, Store
 from nodeplug_net.netlink.links import links_in
@@ -25,8 +24,6 @@ CACHE_DIR: Final = Path("/var/lib/cni/results")
 """Where libcni keeps the results of ADD (libcni/api.go, CacheDir)."""
 SETTLED: Final = 600.0
 """Seconds after which a reservation is no part of an ADD that still runs."""
-CAP_SYS_PTRACE: Final = 19
-"""As in linux/capability.h."""
 State = Literal["held", "unknown", "left over"]
 
 
@@ -155,42 +152,7 @@ def _cached(folders: Iterable[Path]) -> Iterator[tuple[tuple[str, str, str], str
 
 def _addresses() -> Iterator[tuple[Address, str]]:
     """List the addresses of every network namespace of this node, with its path."""
-    for path in _namespaces():
-        with suppress(InvalidNetns):  # gone meanwhile
-            netns = Netns.open(path)
-            try:
-                with links_in(netns) as links:
-                    for link in links.all():
-                        yield from ((address.ip, path) for address in links.addresses(link))
-            finally:
-                netns.close()
-
-
-def _namespaces() -> Iterator[str]:
-    """List each network namespace once: those that are mounted, then those of processes.
-
-    Raises:
-        PluginError: this process lacks CAP_SYS_PTRACE, so that it sees only some (ptrace_may_access in kernel/ptrace.c;
-            one that is hidden from root too, as by a security module, is passed over).
-    """
-    mounted = [mount.target for mount in mounts() if mount.fs_type == "nsfs"]
-    processes = [str(path / "ns/net") for path in Path("/proc").iterdir() if path.name.isdigit()]
-    seen: set[tuple[int, int]] = set()
-    for path in [*mounted, *processes]:
-        try:
-            status = Path(path).stat()
-        except (FileNotFoundError, ProcessLookupError):  # gone meanwhile
-            continue
-        except PermissionError as error:
-            if _may_look():
-                continue
-            text = f"cannot look into network namespace {path}: {error.strerror}; run this as root on the node"
-            raise PluginError(text) from error
-        if (status.st_dev, status.st_ino) not in seen:
-            seen.add((status.st_dev, status.st_ino))
-            yield path
-
-
-def _may_look() -> bool:
-    (effective,) = re.findall(r"^CapEff:\s+(\w+)", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
-    return bool(int(effective, 16) >> CAP_SYS_PTRACE & 1)
+    for netns in Netns.every():
+        with links_in(netns) as links:
+            for link in links.all():
+                yield from ((address.ip, netns.path) for address in links.addresses(link))

@@ -20,14 +20,14 @@ from typing import Any, Final
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Asked, Attachment, Begun, Key
 from nodeplug.cni.namespaces import UNKNOWN, Identity, find_host, host_or_own
-from nodeplug.cni.nsid import boot_id, gone
+from nodeplug.cni.nsid import boot_id, gone, shows
 from nodeplug.cni.records import Records
-from nodeplug.contract.errors import PluginError
+from nodeplug.contract.errors import InvalidNetns, PluginError
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import CniDel
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.registry import Registry
-from nodeplug.hosting.runner import Hook, Runner
+from nodeplug.hosting.runner import Hook, Runner, close_all
 from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
@@ -72,21 +72,22 @@ class Orphans:
         self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
         for orphan in found:
             if self._failures.get(orphan.key, (0, 0.0))[1] <= time.monotonic():
-                await self._end(orphan)
+                await self.end(orphan, "its network namespace is gone")
 
-    async def _end(self, orphan: Orphan) -> None:
+    async def end(self, orphan: Orphan, why: str) -> None:
+        """Run the DEL of an attachment, unless an ADD replaces it meanwhile; `why` is for the log."""
         key = orphan.key
         call = Call("DEL", f"cni:{key.claim}", key=str(key), whole=True)
         try:
             ended = await self._delete(orphan, call)
         except PluginError as error:
             self.runner.finished(call, error)
-            self._postpone(key, call, error)
+            self._postpone(key, call, error, why)
             return
         self._failures.pop(key, None)
         if ended:
             self.runner.finished(call, None)
-            LOG.info("ended attachment %s: its network namespace is gone, and no DEL came", key)
+            LOG.info("ended attachment %s: %s, and no DEL came", key, why)
 
     async def _delete(self, orphan: Orphan, call: Call) -> bool:
         """Run the DEL of one attachment; return whether it was still an orphan."""
@@ -99,15 +100,15 @@ class Orphans:
             return True
         async with self.admission.enter(call.verb, key.network, key.claim):
             known = UNKNOWN if _is_of_earlier_boot(orphan) else orphan.host
-            host = await self._lookups.run(lambda: host_or_own(known), late=Netns.close)
+            opened = await self._lookups.run(lambda: (host_or_own(known), *_inside(orphan)), late=close_all)
             ended: list[Orphan] = []
             await self.runner.call(
                 route,
                 "cni_del",
                 call,
-                {"request": _deletion(orphan, asked, host)},
-                enter=host,
-                done=host.close,
+                {"request": _deletion(orphan, asked, *opened)},
+                enter=opened[0],
+                done=lambda: close_all(opened),
                 around=lambda hook: self._once(orphan, hook, ended),
             )
         return bool(ended)
@@ -127,13 +128,14 @@ class Orphans:
 
         return delete
 
-    def _postpone(self, key: Key, call: Call, error: PluginError) -> None:
+    def _postpone(self, key: Key, call: Call, error: PluginError, why: str) -> None:
         failures = self._failures.get(key, (0, 0.0))[0] + 1
         delay = min(self.retry * 2 ** (failures - 1), _LAST_RETRY)
         self._failures[key] = failures, time.monotonic() + delay
         LOG.warning(
-            "cannot end attachment %s, whose network namespace is gone (request %s): %s; next try in %g s",
+            "cannot end attachment %s although %s (request %s): %s; next try in %g s",
             key,
+            why,
             call.id,
             error,
             delay,
@@ -170,7 +172,21 @@ def _of_host(identity: Identity, group: list[Orphan]) -> list[Orphan]:
     return [one for one in group if one.sighting in ended]
 
 
-def _deletion(orphan: Orphan, asked: Asked, host: Netns) -> CniDel:
+def _inside(orphan: Orphan) -> tuple[Netns, ...]:
+    """Open the namespace of an ADD that was cut off, if it lives and its path still leads to it."""
+    if not isinstance(orphan, Begun) or orphan.sighting is None:
+        return ()
+    try:
+        found = Netns.open(orphan.netns)
+    except InvalidNetns:
+        return ()
+    if shows(orphan.sighting, found):
+        return (found,)
+    found.close()
+    return ()
+
+
+def _deletion(orphan: Orphan, asked: Asked, host: Netns, inside: Netns | None = None) -> CniDel:
     key = orphan.key
     return CniDel(
         claim=key.claim,
@@ -183,5 +199,5 @@ def _deletion(orphan: Orphan, asked: Asked, host: Netns) -> CniDel:
         ifname=key.ifname,
         args=asked.args,
         prev_result=orphan.result if isinstance(orphan, Attachment) else None,
-        netns=None,
+        netns=inside,
     )

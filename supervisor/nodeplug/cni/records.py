@@ -84,6 +84,10 @@ class Records:
         """Whether the record of a key may be older than the attachment. Thread-safe."""
         return key in self._adding or key in self._late
 
+    def is_adding(self, where: tuple[str, str, str]) -> bool:
+        """Whether an ADD is in progress, of any plugin, for a network, container id and interface."""
+        return any((key.network, key.container_id, key.ifname) == where for key in self._adding)
+
     async def _write(self, key: Key, work: Callable[[], None]) -> None:
         self._late.pop(key, None)  # this write is newer
         try:

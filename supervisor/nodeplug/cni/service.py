@@ -10,10 +10,11 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.cni import codec
@@ -23,6 +24,7 @@ from nodeplug.cni.delegate import HOOK_OF
 from nodeplug.cni.namespaces import UNKNOWN, Identity, host_or_own, reopen
 from nodeplug.cni.nsid import Sighting, sight
 from nodeplug.cni.orphans import Orphans
+from nodeplug.cni.reconciliation import Reconciliation
 from nodeplug.cni.records import Records
 from nodeplug.cni.spool import Spool
 from nodeplug.contract.errors import Ending, NotReady, PluginError, TryAgain
@@ -88,6 +90,10 @@ class CniService:
             return await self.handle(frame, ())
         except Ending as error:  # it stays in the spool
             return Reply(1, str(error).encode())
+
+    def reconciliation(self, caches: Sequence[Path], path: Path, interval: float) -> Reconciliation:
+        """Return what ends the attachments of libcni's caches that are left over; it looks every `interval` seconds."""
+        return Reconciliation(self.orphans, self.spool.is_served, self.replay, caches, str(path), interval)
 
     async def run_spool(self) -> None:
         """Replay spooled DELs until cancelled: a task of the daemon."""

@@ -115,6 +115,12 @@ class Supervisor(_Model):
         le=1024,
         description="CNI calls that run at once; DEL goes before ADD, and one plugin never takes all.",
     )
+    cni_cache_dirs: tuple[Path, ...] = Field(
+        (Path("/var/lib/cni/results"),),
+        description="Where libcni keeps the results of ADD for runtimes: what it knows and whose namespace is gone is "
+        "ended; none: nobody looks.",
+    )
+    cni_reconcile: Seconds = Field(300.0, description="How often the daemon looks there, after its start.")
     cni_waiting: int = Field(512, ge=1, description="CNI calls that may wait; one more is told to try again.")
 
     def below_root(self, path: Path) -> Path:
@@ -134,6 +140,7 @@ class Supervisor(_Model):
             attachments=run / "attachments",
             cni_bin=self.below_root(self.cni_bin_dir),
             cni_conf=self.below_root(self.cni_conf_dir),
+            cni_caches=tuple(map(self.below_root, self.cni_cache_dirs)),
             flexvolume=self.below_root(self.flexvolume_dir),
             device_plugins=self.below_root(self.device_plugins_dir),
             plugins_registry=self.below_root(self.plugins_registry_dir),
@@ -154,6 +161,7 @@ class Paths:
     attachments: Path
     cni_bin: Path
     cni_conf: Path
+    cni_caches: tuple[Path, ...]
     flexvolume: Path
     device_plugins: Path
     plugins_registry: Path

@@ -9,16 +9,21 @@ each use. setns(2) moves only the calling *thread*, so a namespace is entered in
 import ctypes
 import fcntl
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.contract.errors import InvalidNetns
+from nodeplug.contract.errors import InvalidNetns, PluginError
+from nodeplug.contract.mounts import mounts
 
 __all__ = ["Netns"]
 
 _CLONE_NEWNET: Final = 0x40000000
+_CAP_SYS_PTRACE: Final = 19
+"""As in linux/capability.h."""
 _NS_GET_NSTYPE: Final = 0xB703
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -97,6 +102,24 @@ class Netns:
         return cls.open("/proc/thread-self/ns/net")
 
     @classmethod
+    def every(cls) -> "Iterator[Netns]":
+        """Open each namespace of this node once, and close it afterwards: those that are mounted, and of processes.
+
+        One that only a descriptor holds is not found.
+
+        Raises:
+            PluginError: this process lacks CAP_SYS_PTRACE, so that it sees only some (ptrace_may_access in
+                kernel/ptrace.c; one that is hidden from root too, as by a security module, is passed over).
+        """
+        for path in _paths():
+            with suppress(InvalidNetns):  # gone meanwhile
+                netns = cls.open(path)
+                try:
+                    yield netns
+                finally:
+                    netns.close()
+
+    @classmethod
     def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:
         """Cross to another process as a descriptor, which is checked on arrival."""
         from nodeplug.contract.crossing import by_descriptor  # noqa: PLC0415 - only pydantic asks, so it is there
@@ -157,3 +180,28 @@ class Netns:
                 f"{self.path!r} was not opened as a network namespace",
                 details="the claim of this plugin says uses_netns=False; leave that out of it",
             )
+
+
+def _paths() -> Iterator[str]:
+    """List a path of each namespace once."""
+    mounted = [mount.target for mount in mounts() if mount.fs_type == "nsfs"]
+    processes = [str(path / "ns/net") for path in Path("/proc").iterdir() if path.name.isdigit()]
+    seen: set[tuple[int, int]] = set()
+    for path in [*mounted, *processes]:
+        try:
+            status = Path(path).stat()
+        except (FileNotFoundError, ProcessLookupError):  # gone meanwhile
+            continue
+        except PermissionError as error:
+            if _may_look():
+                continue
+            text = f"cannot look into network namespace {path}: {error.strerror}; run this as root on the node"
+            raise PluginError(text) from error
+        if (status.st_dev, status.st_ino) not in seen:
+            seen.add((status.st_dev, status.st_ino))
+            yield path
+
+
+def _may_look() -> bool:
+    (effective,) = re.findall(r"^CapEff:\s+(\w+)", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    return bool(int(effective, 16) >> _CAP_SYS_PTRACE & 1)

@@ -1,0 +1,178 @@
+"""Attachments that nobody ends, found by what libcni remembers: for runtimes that never call GC.
+
+Owns: judging what libcni's cache knows by the namespaces that exist, when that is done, and sending the DELs that a
+runtime would. So ends what the records below /run do not tell (`orphans`): what was attached before them, by another
+program, or before a reboot; and an ADD that was cut off and whose namespace lives on although its runtime is gone.
+Refuses: to free on doubt. What may be in use stays, and its verdict says why; only GC or an administrator may know
+better. The cache itself is the runtime's, and stays as it is.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from nodeplug.cni.addresses import Address, everywhere
+from nodeplug.cni.attachments import Attachments, Begun
+from nodeplug.cni.libcni import Cached, Where, cached
+from nodeplug.cni.orphans import Orphans
+from nodeplug.contract.errors import InvalidNetns, PluginError
+from nodeplug.contract.netns import Netns
+from nodeplug.exec.frame import Frame, Reply
+from nodeplug.process.lane import Lane
+
+LOG: Final = logging.getLogger(__name__)
+SETTLED: Final = 600.0
+"""Seconds after which an ADD that has begun is none that still runs, or that a runtime is about to repeat."""
+State = Literal["held", "unknown", "left over"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from the evidence about an attachment, and why."""
+
+    where: Where
+    state: State
+    why: str
+    about: Cached | Begun
+
+    def encode(self) -> dict[str, Any]:
+        """Return it for people and programs."""
+        network, container_id, ifname = self.where
+        return {
+            "network": network,
+            "container_id": container_id,
+            "ifname": ifname,
+            "types": self._types,
+            "state": self.state,
+            "why": self.why,
+        }
+
+    @property
+    def _types(self) -> list[str]:
+        if isinstance(self.about, Begun):
+            return [self.about.key.claim]
+        return [str(plugin["type"]) for plugin in self.about.plugins]
+
+
+@dataclass(slots=True)
+class Reconciliation:
+    """Looks at start, and then every `interval` seconds. Event loop only.
+
+    Attributes:
+        orphans: what runs the DEL of a record.
+        serves: whether an enabled plugin serves an executable of this name.
+        replay: runs a DEL, as if it had been spooled.
+        caches: libcni's folders.
+        path: CNI_PATH of the DELs.
+    """
+
+    orphans: Orphans
+    serves: Callable[[str], bool]
+    replay: Callable[[Frame], Awaitable[Reply]]
+    caches: Sequence[Path] = ()
+    path: str = ""
+    interval: float = 300.0
+    _ended: dict[Path, float] = field(default_factory=dict)
+    _lane: Lane = field(default_factory=lambda: Lane("the look at libcni's cache", 30.0))
+
+    async def run(self) -> None:
+        """Look periodically until cancelled: a task of the daemon."""
+        while True:
+            try:
+                await self.look()
+            except (PluginError, OSError) as error:
+                LOG.warning("what libcni remembers is not looked at: %s", error)
+            except Exception:
+                LOG.exception("the look at what libcni remembers failed; it is repeated")
+            await asyncio.sleep(self.interval)
+
+    async def look(self) -> None:
+        """End what is left over.
+
+        Raises:
+            Unanswered: a disk does not respond.
+            PluginError: this process may not see every namespace.
+            OSError: the kernel or a disk refuses.
+        """
+        for verdict in await self.judge():
+            if verdict.state != "left over":
+                continue
+            if isinstance(verdict.about, Begun):
+                await self.orphans.end(verdict.about, verdict.why)
+            elif self._ended.get(verdict.about.file) != verdict.about.written:
+                await self._end(verdict, verdict.about)
+
+    async def judge(self) -> list[Verdict]:
+        """Judge what has no record of its own, and ADDs that were cut off; what `look` raises."""
+        records = self.orphans.records
+        return await self._lane.run(lambda: _judged(records.attachments, self.caches, self.serves))
+
+    async def _end(self, verdict: Verdict, one: Cached) -> None:
+        if self.orphans.records.is_adding(one.where):
+            return
+        for frame in one.deletions(self.path):
+            if not self.serves(frame.name):
+                continue  # another program's, of which nothing is known here
+            reply = await self.replay(frame)
+            if reply.exit:
+                said = reply.stdout.decode(errors="replace").strip()
+                LOG.warning("cannot end attachment %s of %s: %s; tried again", "/".join(one.where), frame.name, said)
+                return
+        self._ended[one.file] = one.written
+        LOG.info("ended attachment %s: %s, and no DEL came", "/".join(one.where), verdict.why)
+
+
+def _judged(attachments: Attachments, caches: Sequence[Path], serves: Callable[[str], bool]) -> list[Verdict]:
+    known = cached(caches)
+    recorded = {(one.key.network, one.key.container_id, one.key.ifname) for one in attachments.list()}
+    ours = [one for one in known if one.where not in recorded and any(serves(str(p["type"])) for p in one.plugins)]
+    gone = [(one, *_namespace(one.netns, one.written)) for one in ours]
+    addresses = everywhere() if any(state == "left over" for _, state, _ in gone) else {}
+    verdicts = [_with_addresses(one, state, why, addresses) for one, state, why in gone]
+    places = {one.where for one in known}
+    return [*verdicts, *(_cut_off(one, places) for one in attachments.begun())]
+
+
+def _with_addresses(one: Cached, state: State, why: str, addresses: Mapping[Address, str]) -> Verdict:
+    """Let nothing be left over that some namespace still uses, or of which that cannot be said."""
+    if state == "left over":
+        holder = next((addresses[address] for address in one.addresses if address in addresses), None)
+        if holder is not None:
+            state, why = "held", f"{why}, but {holder} has its address"
+        elif not one.addresses:
+            state, why = "unknown", f"{why}, but it has no address by which its use could be seen"
+    return Verdict(one.where, state, why, one)
+
+
+def _namespace(path: str, written: float) -> tuple[State, str]:
+    """Say whether a namespace that was at a path at some time is gone."""
+    if not path:
+        return "unknown", "libcni's cache does not name its network namespace"
+    try:
+        Netns.open(path).close()
+    except InvalidNetns:
+        pass
+    else:
+        return "held", f"network namespace {path} exists"
+    if written < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
+        return "left over", f"network namespace {path} is of an earlier boot"
+    if not Path(path).parent.is_dir():
+        return "unknown", f"the folder of its network namespace {path} does not exist here"
+    return "left over", f"network namespace {path} is gone"
+
+
+def _cut_off(one: Begun, known: Collection[Where]) -> Verdict:
+    """Judge an ADD that has begun; `orphans` ends those whose namespace the kernel has destroyed."""
+    where = (one.key.network, one.key.container_id, one.key.ifname)
+    age = time.time() - one.time
+    if age < SETTLED:
+        return Verdict(where, "held", f"its ADD began {age:.0f} s ago", one)
+    if where in known:
+        return Verdict(where, "held", "its ADD was cut off, but libcni's cache knows it", one)
+    if not known:
+        return Verdict(where, "unknown", "its ADD was cut off, and libcni's cache is empty", one)
+    return Verdict(where, "left over", "its ADD was cut off, and libcni's cache does not know it", one)
