@@ -197,8 +197,7 @@ def _default(field: FieldInfo) -> str:
         return f'`"{show_quantity(value)}"`' if value else "`0`"
     if _type(field.annotation, field) == "duration":
         return f'`"{value:g}s"`'
-    value = str(value) if isinstance(value, PurePath) else value
-    return f"`{json.dumps(value)}`"
+    return f"`{json.dumps(value, default=str)}`"
 
 
 # --- what Prometheus scrapes

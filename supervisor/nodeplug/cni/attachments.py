@@ -167,6 +167,11 @@ class Attachments:
         found = _load(Path(f"{self._stem(key)}.json"))
         return found if found is not None and found.key == key else None
 
+    def has(self, key: Key) -> bool:
+        """Whether anything is recorded of a key, if only that its ADD has begun."""
+        stem = self._stem(key)
+        return Path(f"{stem}.json").exists() or Path(f"{stem}{_BEGUN}").exists()
+
     def is_known(self, one: Attachment | Begun) -> bool:
         """Whether this is still the newest that is recorded of its key."""
         found = self.find(one.key)

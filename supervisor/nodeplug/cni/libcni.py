@@ -47,6 +47,11 @@ class Cached:
     result: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def types(self) -> tuple[str, ...]:
+        """Return the types of the plugins, which are the names of their executables."""
+        return tuple(str(plugin["type"]) for plugin in self.plugins)
+
+    @property
     def addresses(self) -> frozenset[IPv4Address | IPv6Address]:
         """Return those of the result, whatever its version."""
         found = []

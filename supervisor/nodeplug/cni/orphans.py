@@ -11,8 +11,9 @@ attachment that is being recreated belongs to its ADD; a failing DEL is retried 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -33,6 +34,8 @@ from nodeplug.process.lane import Lane, Unanswered
 LOG: Final = logging.getLogger(__name__)
 _LAST_RETRY: Final = 300.0
 Orphan = Attachment | Begun
+Composed = tuple[CniDel, tuple[Netns, ...]]
+"""A DEL, and the namespaces that are closed after it: the host's first."""
 
 
 @dataclass(slots=True)
@@ -76,57 +79,79 @@ class Orphans:
 
     async def end(self, orphan: Orphan, why: str) -> None:
         """Run the DEL of an attachment, unless an ADD replaces it meanwhile; `why` is for the log."""
-        key = orphan.key
-        call = Call("DEL", f"cni:{key.claim}", key=str(key), whole=True)
+        key, asked, attachments = orphan.key, orphan.asked, self.records.attachments
+        if asked is None:
+            return
+        call = call_of(key)
+
+        def compose() -> Composed:
+            host = host_or_own(UNKNOWN if _is_of_earlier_boot(orphan) else orphan.host)
+            opened = host, *_inside(orphan)
+            return _deletion(orphan, asked, *opened), opened
+
+        def is_wanted() -> bool:
+            return not self.records.is_unsettled(key) and attachments.is_known(orphan)
+
         try:
-            ended = await self._delete(orphan, call)
+            ended = await self.delete(key, call, compose, is_wanted)
         except PluginError as error:
-            self.runner.finished(call, error)
             self._postpone(key, call, error, why)
             return
         self._failures.pop(key, None)
         if ended:
-            self.runner.finished(call, None)
             LOG.info("ended attachment %s: %s, and no DEL came", key, why)
 
-    async def _delete(self, orphan: Orphan, call: Call) -> bool:
-        """Run the DEL of one attachment; return whether it was still an orphan."""
-        key, asked = orphan.key, orphan.asked
+    async def delete(
+        self, key: Key, call: Call, compose: Callable[[], Composed], is_wanted: Callable[[], bool]
+    ) -> bool:
+        """Run a DEL that no runtime sends, and forget what is recorded of its key.
+
+        Args:
+            key: of the attachment.
+            call: see `call_of`.
+            compose: returns the request and the namespaces that it owns; may block.
+            is_wanted: asked in the thread of the call, when no other call of the attachment can run.
+
+        Returns:
+            Whether it was still wanted.
+
+        Raises:
+            PluginError: the plugin failed.
+        """
+        try:
+            ended = await self._delete(key, call, compose, is_wanted)
+        except PluginError as error:
+            self.runner.finished(call, error)
+            raise
+        if ended:
+            self.runner.finished(call, None)
+        return ended
+
+    async def _delete(
+        self, key: Key, call: Call, compose: Callable[[], Composed], is_wanted: Callable[[], bool]
+    ) -> bool:
         route = self.registry.route("cni", key.claim)
-        if asked is None:
-            return False
         if "cni_del" not in route.hooks:
             await self.records.forget(key)
             return True
+        ended: list[Key] = []
+
+        def around(hook: Hook) -> Hook:
+            def delete(**arguments: Any) -> None:
+                if is_wanted():
+                    hook(**arguments)
+                    self.records.attachments.forget(key)
+                    ended.append(key)
+
+            return delete
+
         async with self.admission.enter(call.verb, key.network, key.claim):
-            known = UNKNOWN if _is_of_earlier_boot(orphan) else orphan.host
-            opened = await self._lookups.run(lambda: (host_or_own(known), *_inside(orphan)), late=close_all)
-            ended: list[Orphan] = []
+            request, opened = await self._lookups.run(compose, late=lambda composed: close_all(composed[1]))
+            done = partial(close_all, opened)
             await self.runner.call(
-                route,
-                "cni_del",
-                call,
-                {"request": _deletion(orphan, asked, *opened)},
-                enter=opened[0],
-                done=lambda: close_all(opened),
-                around=lambda hook: self._once(orphan, hook, ended),
+                route, "cni_del", call, {"request": request}, enter=opened[0], done=done, around=around
             )
         return bool(ended)
-
-    def _once(self, orphan: Orphan, hook: Hook, ended: list[Orphan]) -> Hook:
-        """Return a hook that runs the DEL if the record is still this orphan's and no ADD is about to replace it.
-
-        It checks in the thread of the call, when no other call of the attachment can run.
-        """
-
-        def delete(**arguments: Any) -> None:
-            attachments = self.records.attachments
-            if not self.records.is_unsettled(orphan.key) and attachments.is_known(orphan):
-                hook(**arguments)
-                attachments.forget(orphan.key)
-                ended.append(orphan)
-
-        return delete
 
     def _postpone(self, key: Key, call: Call, error: PluginError, why: str) -> None:
         failures = self._failures.get(key, (0, 0.0))[0] + 1
@@ -140,6 +165,11 @@ class Orphans:
             error,
             delay,
         )
+
+
+def call_of(key: Key) -> Call:
+    """Return the call of a DEL that no runtime sends."""
+    return Call("DEL", f"cni:{key.claim}", key=str(key), whole=True)
 
 
 def _orphans(attachments: Iterable[Orphan]) -> list[Orphan]:

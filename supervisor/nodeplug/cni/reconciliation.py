@@ -4,29 +4,37 @@ Owns: judging what libcni's cache knows by the namespaces that exist, when that 
 runtime would. So ends what the records below /run do not tell (`orphans`): what was attached before them, by another
 program, or before a reboot; and an ADD that was cut off and whose namespace lives on although its runtime is gone.
 Refuses: to free on doubt. What may be in use stays, and its verdict says why; only GC or an administrator may know
-better. The cache itself is the runtime's, and stays as it is.
+better. In a container of its own the daemon may see another folder of namespaces than the runtime: where it sees none
+at all, none is gone. The cache itself is the runtime's, and stays as it is.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from nodeplug.cni import codec
 from nodeplug.cni.addresses import Address, everywhere
-from nodeplug.cni.attachments import Attachments, Begun
+from nodeplug.cni.attachments import Attachments, Begun, Key
 from nodeplug.cni.libcni import Cached, Where, cached
-from nodeplug.cni.orphans import Orphans
+from nodeplug.cni.namespaces import UNKNOWN, host_or_own
+from nodeplug.cni.orphans import Composed, Orphans, call_of
 from nodeplug.contract.errors import InvalidNetns, PluginError
+from nodeplug.contract.mounts import mounts
 from nodeplug.contract.netns import Netns
-from nodeplug.exec.frame import Frame, Reply
+from nodeplug.contract.values import CniDel
+from nodeplug.exec.frame import Frame
 from nodeplug.process.lane import Lane
 
 LOG: Final = logging.getLogger(__name__)
 SETTLED: Final = 600.0
 """Seconds after which an ADD that has begun is none that still runs, or that a runtime is about to repeat."""
+_PROC_PID_INIT_INO: Final = 0xEFFFFFFC
+"""The number of the first namespace of processes (linux/proc_ns.h)."""
 State = Literal["held", "unknown", "left over"]
 
 
@@ -55,7 +63,7 @@ class Verdict:
     def _types(self) -> list[str]:
         if isinstance(self.about, Begun):
             return [self.about.key.claim]
-        return [str(plugin["type"]) for plugin in self.about.plugins]
+        return list(self.about.types)
 
 
 @dataclass(slots=True)
@@ -63,16 +71,14 @@ class Reconciliation:
     """Looks at start, and then every `interval` seconds. Event loop only.
 
     Attributes:
-        orphans: what runs the DEL of a record.
+        orphans: what runs DELs that no runtime sends.
         serves: whether an enabled plugin serves an executable of this name.
-        replay: runs a DEL, as if it had been spooled.
         caches: libcni's folders.
         path: CNI_PATH of the DELs.
     """
 
     orphans: Orphans
     serves: Callable[[str], bool]
-    replay: Callable[[Frame], Awaitable[Reply]]
     caches: Sequence[Path] = ()
     path: str = ""
     interval: float = 300.0
@@ -109,27 +115,47 @@ class Reconciliation:
     async def judge(self) -> list[Verdict]:
         """Judge what has no record of its own, and ADDs that were cut off; what `look` raises."""
         records = self.orphans.records
-        return await self._lane.run(lambda: _judged(records.attachments, self.caches, self.serves))
+        return await self._lane.run(lambda: judged(records.attachments, self.caches, self.serves))
 
     async def _end(self, verdict: Verdict, one: Cached) -> None:
-        if self.orphans.records.is_adding(one.where):
-            return
+        keys = [Key(name, *one.where) for name in one.types if self.serves(name)]
+        records = self.orphans.records
+
+        def is_wanted() -> bool:
+            """Whether nobody has begun to attach the container anew since it was judged."""
+            return not records.is_adding(one.where) and not any(map(records.attachments.has, keys))
+
         for frame in one.deletions(self.path):
-            if not self.serves(frame.name):
+            key = Key(frame.name, *one.where)
+            if key not in keys:
                 continue  # another program's, of which nothing is known here
-            reply = await self.replay(frame)
-            if reply.exit:
-                said = reply.stdout.decode(errors="replace").strip()
-                LOG.warning("cannot end attachment %s of %s: %s; tried again", "/".join(one.where), frame.name, said)
+            try:
+                if not await self.orphans.delete(key, call_of(key), partial(_composed, frame), is_wanted):
+                    return
+            except PluginError as error:
+                LOG.warning("cannot end attachment %s of %s: %s; tried again later", key, key.claim, error)
                 return
         self._ended[one.file] = one.written
         LOG.info("ended attachment %s: %s, and no DEL came", "/".join(one.where), verdict.why)
 
 
-def _judged(attachments: Attachments, caches: Sequence[Path], serves: Callable[[str], bool]) -> list[Verdict]:
+def _composed(frame: Frame) -> Composed:
+    host = host_or_own(UNKNOWN)
+    try:
+        request = codec.decode(frame, (host,))
+    except PluginError:
+        host.close()
+        raise
+    if not isinstance(request, CniDel):
+        raise TypeError(frame.env["CNI_COMMAND"])
+    return request, (host,)
+
+
+def judged(attachments: Attachments, caches: Sequence[Path], serves: Callable[[str], bool]) -> list[Verdict]:
+    """Judge the attachments of caches, and ADDs that were cut off; see `Reconciliation.judge`."""
     known = cached(caches)
     recorded = {(one.key.network, one.key.container_id, one.key.ifname) for one in attachments.list()}
-    ours = [one for one in known if one.where not in recorded and any(serves(str(p["type"])) for p in one.plugins)]
+    ours = [one for one in known if one.where not in recorded and any(map(serves, one.types))]
     gone = [(one, *_namespace(one.netns, one.written)) for one in ours]
     addresses = everywhere() if any(state == "left over" for _, state, _ in gone) else {}
     verdicts = [_with_addresses(one, state, why, addresses) for one, state, why in gone]
@@ -160,9 +186,17 @@ def _namespace(path: str, written: float) -> tuple[State, str]:
         return "held", f"network namespace {path} exists"
     if written < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
         return "left over", f"network namespace {path} is of an earlier boot"
-    if not Path(path).parent.is_dir():
+    folder = Path(path).parent
+    if not folder.is_dir():
         return "unknown", f"the folder of its network namespace {path} does not exist here"
+    if not _sees_node() and not any(one.fs_type == "nsfs" and Path(one.target).parent == folder for one in mounts()):
+        return "unknown", f"network namespace {path} is not seen, but no other one of {folder} either"
     return "left over", f"network namespace {path} is gone"
+
+
+def _sees_node() -> bool:
+    """Whether this process sees those of the whole node: else the folder may be another than the runtime's."""
+    return Path("/proc/self/ns/pid").stat().st_ino == _PROC_PID_INIT_INO
 
 
 def _cut_off(one: Begun, known: Collection[Where]) -> Verdict:

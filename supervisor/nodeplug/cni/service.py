@@ -93,7 +93,7 @@ class CniService:
 
     def reconciliation(self, caches: Sequence[Path], path: Path, interval: float) -> Reconciliation:
         """Return what ends the attachments of libcni's caches that are left over; it looks every `interval` seconds."""
-        return Reconciliation(self.orphans, self.spool.is_served, self.replay, caches, str(path), interval)
+        return Reconciliation(self.orphans, self.spool.is_served, caches, str(path), interval)
 
     async def run_spool(self) -> None:
         """Replay spooled DELs until cancelled: a task of the daemon."""

@@ -115,13 +115,13 @@ class Supervisor(_Model):
         le=1024,
         description="CNI calls that run at once; DEL goes before ADD, and one plugin never takes all.",
     )
+    cni_waiting: int = Field(512, ge=1, description="CNI calls that may wait; one more is told to try again.")
     cni_cache_dirs: tuple[Path, ...] = Field(
         (Path("/var/lib/cni/results"),),
         description="Where libcni keeps the results of ADD for runtimes: what it knows and whose namespace is gone is "
         "ended; none: nobody looks.",
     )
     cni_reconcile: Seconds = Field(300.0, description="How often the daemon looks there, after its start.")
-    cni_waiting: int = Field(512, ge=1, description="CNI calls that may wait; one more is told to try again.")
 
     def below_root(self, path: Path) -> Path:
         """Return a configured path below `root`."""

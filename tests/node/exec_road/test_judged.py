@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,8 +47,34 @@ class Place:
 
 
 @pytest.fixture
-def place(road: ExecRoad, tmp_path: Path) -> Place:
+def place(road: ExecRoad, tmp_path: Path, netns: Path) -> Place:
+    """`netns` is a namespace beside those that are gone."""
     return Place(road, tmp_path)
+
+
+JUDGE = """
+import sys
+from pathlib import Path
+from nodeplug.cni.attachments import Attachments
+from nodeplug.cni.reconciliation import judged
+for one in judged(Attachments(Path("/none")), [Path(sys.argv[1])], lambda _: True):
+    print(one.state, one.why)
+"""
+
+
+def test_where_no_namespace_is_seen_none_is_gone(tmp_path: Path, make_netns: Callable[[str], Path]) -> None:
+    """The folder may be another than the runtime's, for a daemon in a container of its own."""
+    (tmp_path / "pods").mkdir()
+    gone = tmp_path / "pods/gone"
+    ResultCache("net", tmp_path / "cni").put(Attached("c1", "eth0", str(gone), RESULT), LIST)
+    own = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", JUDGE, str(tmp_path / "cni/results")]
+
+    def judge() -> str:
+        return subprocess.run(own, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert judge() == f"unknown network namespace {gone} is not seen, but no other one of {gone.parent} either"
+    make_netns("pods/lives")
+    assert judge() == f"left over network namespace {gone} is gone"
 
 
 def test_what_is_left_over_gets_the_del_that_its_runtime_would_send(place: Place) -> None:
@@ -169,3 +197,15 @@ def test_an_add_that_was_cut_off_is_held_on_doubt(place: Place, env: Env) -> Non
     place.put("", "c1", {"plugins": [{"type": "foreign"}]})
     assert place.judge() == [("held", "its ADD was cut off, but libcni's cache knows it")]
     assert place.look() == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_container_that_is_attached_anew_meanwhile_is_not_ended(place: Place, env: Env, fails: bool) -> None:
+    place.put(str(place.folder / "gone"))
+    (verdict,) = place.road.wait_for(place.reconciliation.judge())
+    if fails:
+        cut_off(place, env, age=0.0)
+    else:
+        place.road.call("test", env("ADD"), CONFIG)
+    place.road.wait_for(place.reconciliation._end(verdict, verdict.about))
+    assert place.plugin.ended == []
