@@ -15,9 +15,7 @@ from tests.meta.event_loop import Source
 SUPERVISOR: Final = Path(__file__).parents[2] / "supervisor"
 OFF_THE_LOOP: Final = ("nodeplug.cli", "nodeplug.commands", "nodeplug.testing")
 """Commands and tests: processes of their own, beside the daemon."""
-ALLOWED: Final[dict[tuple[str, str], str]] = {
-    ("nodeplug.contract.journal.read_boot_id", "Path.read_text"): "read once, from memory of the kernel, and cached",
-}
+ALLOWED: Final[dict[tuple[str, str], str]] = {}
 """By function and call: why it does not stop the loop."""
 
 
