@@ -12,7 +12,7 @@ from nodeplug_net.attachment import Attachment
 from nodeplug_net.container_interface import routed
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.netlink.links import Link, Links
-from nodeplug_net.nftables.masquerade import EVERY, Masquerading
+from nodeplug_net.nftables.masquerade import EVERY, Element, Masquerading
 
 _AGAIN: Final = "the next ADD, STATUS or GC of the network restores it"
 
@@ -39,6 +39,19 @@ def inside_differences(
             one.dst == route.dst and route.table in {None, one.table} and route.gw in {None, one.gw} for one in routes
         ):
             yield f"route {route.dst} via {route.gw} is missing"
+
+
+def elements_of(request: CniCheck, asked: Masquerading = EVERY) -> list[Element]:
+    """Return the addresses of the attachment as they are masqueraded, of those that are to be."""
+    label = Attachment.of(request).label
+    own = [ip.address for ip in request.prev_result.ips if belongs(request, ip.interface)]
+    return [Element(asked.network_of(one), one.packed, label) for one in own if one.version in asked.versions]
+
+
+def mac_inside(request: CniCheck) -> str:
+    """Return the MAC of the container's interface as the result has it."""
+    interfaces = request.prev_result.interfaces
+    return next((one.mac for one in interfaces if one.sandbox and one.name == request.ifname), "")
 
 
 def refuse(request: CniCheck, found: Collection[str]) -> None:

@@ -1,13 +1,16 @@
-"""What the kernel is told where the host is a gateway: to forward packets, and how its interface to containers behaves.
+"""What the kernel is told where the host is a gateway: to forward packets, and by which interface, to containers.
 
-Owns: these settings, in the namespace that the calling thread is in.
+Owns: these settings and routes, in the namespace that the calling thread is in.
 Refuses: to switch forwarding off: others may need it.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from nodeplug_net.netlink.links import get_sysctl, set_sysctl
+from nodeplug_net.netlink import messages
+from nodeplug_net.netlink.connection import EEXIST, Request
+from nodeplug_net.netlink.links import Interface, Link, Links, get_sysctl, set_sysctl
+from nodeplug_net.netlink.messages import u32
 
 _FORWARDING: Final[Mapping[int, str]] = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 
@@ -25,6 +28,26 @@ def ensure_forwarding(versions: Iterable[int]) -> None:
     """
     for setting in not_forwarding(versions):
         set_sysctl(setting, "1")
+
+
+def unconnected(links: Links, link: Link, addresses: Iterable[Interface]) -> list[Interface]:
+    """Return those of an interface's addresses whose subnet has no route through it: no packet gets to its containers.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    ways = {route.dst for route in links.routes(link)}
+    return [one for one in addresses if one.network.prefixlen < one.max_prefixlen and one.network not in ways]
+
+
+def connect(links: Links, link: Link, address: Interface) -> None:
+    """Give the host its route to the subnet of an interface's address, as the kernel does when it gets the address.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    data = messages.connected_route(str(address.network), str(address.ip)).fill(index=u32(link.index))
+    links.netlink.ask(Request(data, f"add route {address.network} through interface {link.name}", EEXIST))
 
 
 def prepare_gateway_interface(ifname: str) -> None:

@@ -113,7 +113,9 @@ def collect(request: CniGc, addressing: Addressing) -> None:
     addressing.collect(request, request.parse(DelegationConf).ipam.type)
 
 
-def differences(request: CniCheck, inner: Links, inside: Link | None, kind: str = "") -> Iterator[str]:
+def differences(
+    request: CniCheck, inner: Links, inside: Link | None, kind: str = "", *, may_be_down: bool = False
+) -> Iterator[str]:
     """Compare the interface with the result.
 
     Args:
@@ -121,6 +123,7 @@ def differences(request: CniCheck, inner: Links, inside: Link | None, kind: str 
         inner: the links of the container's namespace.
         inside: the interface of that name.
         kind: what it must be, as the kernel names it; empty if that does not matter.
+        may_be_down: whether that is no difference.
     """
     if inside is None:
         yield f"interface {request.ifname} does not exist in {request.netns.path}"
@@ -133,4 +136,4 @@ def differences(request: CniCheck, inner: Links, inside: Link | None, kind: str 
     if expected is None:
         yield f"the result has no interface {request.ifname} with a sandbox"
         return
-    yield from inside_differences(request, inner, inside, expected)
+    yield from inside_differences(request, inner, inside, expected, may_be_down=may_be_down)

@@ -1,18 +1,23 @@
 """The hooks of plugins whose interface is in the container's namespace alone.
 
-Owns: claims, the keys that all of them have, and which method serves which verb.
+Owns: claims, the keys that all of them have, which method serves which verb, and who is attached.
 Refuses: work.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, hookimpl
+from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
 from nodeplug.fields import CniExecutable
 from nodeplug_net import DATA_DIR
+from nodeplug_net.attachment import Attachment
+from nodeplug_net.level.containers import Containers
+from nodeplug_net.level.events import Interest
+from nodeplug_net.level.kept_plugin import KeptPlugin
+from nodeplug_net.level.reconciler import IN_STATUS, REPAIR_CONTAINERS, Reconciler
 from nodeplug_net.undo import kernel_errors
 from nodeplug_net.warm import warm_up
 
@@ -27,6 +32,8 @@ class InnerConfig(BaseModel):
         DATA_DIR,
         description="where IPAM type host-local reserves addresses unless a network's ipam.dataDir says otherwise",
     )
+    repair_containers: bool = REPAIR_CONTAINERS
+    status_containers: bool = IN_STATUS
 
 
 class Verbs(Protocol):
@@ -41,6 +48,9 @@ class Verbs(Protocol):
     def detach(self, request: CniDel) -> None:
         """Serve DEL: remove everything that can be removed, then report the first failure."""
 
+    def differences(self, request: CniCheck) -> Iterable[str]:
+        """Name what of the container's interface is not as the result says."""
+
     def check(self, request: CniCheck) -> None:
         """Serve CHECK: name every difference."""
 
@@ -51,14 +61,30 @@ class Verbs(Protocol):
         """Serve STATUS."""
 
 
-class InnerPlugin:
+class InnerPlugin(KeptPlugin):
     """A plugin."""
 
     isolation = "thread"
 
-    def __init__(self, names: Sequence[str], verbs: Verbs) -> None:
-        self._names = names
+    def __init__(self, config: InnerConfig, host: Host, verbs: Verbs) -> None:
+        self._names = config.names
         self._verbs = verbs
+        self._containers = containers = Containers(verbs.differences)
+        chosen = config.repair_containers
+        self._level = Reconciler(
+            host,
+            chosen,
+            containers.look,
+            self._restore,
+            lambda: Interest(containers=containers.concerned),
+            chosen,
+            containers,
+            config.status_containers,
+        )
+
+    def _restore(self, label: str) -> None:
+        with self._containers.repeated(label) as request:
+            self._containers.keep(request, self._verbs.attach(request))
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -70,16 +96,20 @@ class InnerPlugin:
         """Encode the messages that every ADD needs, and release what an earlier boot left."""
         warm_up()
         self._verbs.recover()
+        self._level.start()
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:
         """Attach a container."""
         with kernel_errors():
-            return self._verbs.attach(request)
+            result = self._verbs.attach(request)
+        self._containers.keep(request, result)
+        return result
 
     @hookimpl
     def cni_del(self, request: CniDel) -> None:
         """Detach a container."""
+        self._containers.forget(Attachment.of(request).label)
         with kernel_errors():
             self._verbs.detach(request)
 
@@ -92,6 +122,7 @@ class InnerPlugin:
     @hookimpl
     def cni_gc(self, request: CniGc) -> None:
         """Release what belongs to attachments that are gone."""
+        self._containers.forget_invalid(request)
         with kernel_errors():
             self._verbs.collect(request)
 
@@ -100,3 +131,4 @@ class InnerPlugin:
         """Raise NotReady if an ADD would fail."""
         with kernel_errors():
             self._verbs.status(request)
+            self._level.refuse_losses(request.network, request.host_netns)

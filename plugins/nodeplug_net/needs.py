@@ -1,16 +1,17 @@
 """What the containers of a network need on their host, and whether it exists.
 
 Owns: one record per network with containers of what its newest ADD made (bridge, gateway addresses, masqueraded
-subnets) and by which configuration, and the comparison of it with the kernel while any container of the network is
-attached. STATUS and `health` use it, so that a deleted bridge or a flushed ruleset is noticed before a pod fails.
-Refuses: repair (the plugin's, by a STATUS that is composed of the record), networks without
-a container, and other namespaces than the daemon's own.
+subnets) and by which configuration, and the comparison of it, and of what each of its containers needs on the host
+(`level.host_ends`), with the kernel while any is attached. STATUS and `health` use it, so that a deleted bridge or a
+flushed ruleset is noticed before a pod fails.
+Refuses: repair (the plugin's, by a STATUS that is composed of the record), networks without a container, and other
+namespaces than the daemon's own.
 """
 
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_interface, ip_network
@@ -18,14 +19,16 @@ from typing import Any, Final, Protocol
 
 from nodeplug import CniAdd, CniRequest, CniResult, CniStatus, Host, Netns, PluginError
 from nodeplug_net.attachment import network_label
-from nodeplug_net.forwarding import not_forwarding
+from nodeplug_net.forwarding import not_forwarding, unconnected
 from nodeplug_net.level.events import Interest
+from nodeplug_net.level.host_ends import Lack, lacking, restore, told
 from nodeplug_net.level.pairs import Pairs
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.nftables.masquerade import EVERY, Masquerade, Masquerading
 from nodeplug_net.nftables.masquerade_messages import TABLE
 from nodeplug_net.nftables.sockets import Identity, open_nft
+from nodeplug_net.nftables.spoof_messages import CHAIN_PREFIX
 
 _PHASE: Final = "network"
 _OF_CONTAINERS: Final = frozenset({"args", "prevResult", "runtimeConfig"})
@@ -127,6 +130,8 @@ class Networks:
         config: NetworkConfig,
         result: CniResult,
         masquerading: Masquerading = EVERY,
+        *,
+        outside: Link,
     ) -> None:
         """Record what an ADD made, unless that is known.
 
@@ -135,10 +140,11 @@ class Networks:
             config: of its network.
             result: its own.
             masquerading: what is masqueraded if anything is.
+            outside: the host end.
         """
         if request.host_netns.identity != self.home:
             return
-        self.pairs.keep(request, result)
+        self.pairs.keep_pair(request, result, outside)
         needs = _of(request, config, result, masquerading)
         with self._lock:
             self._idle.pop(request.network, None)
@@ -184,15 +190,41 @@ class Networks:
             interfaces=tuple((one.bridge, self._indices.get(one.bridge, 0)) for one in known.values() if one.bridge),
             ports=tuple(network_label(name) for name, one in known.items() if one.bridge),
             ends=tuple(network_label(name) for name, one in known.items() if not one.bridge),
-            rules=(TABLE,) if any(one.subnets for one in known.values()) else (),
+            rules=(TABLE, CHAIN_PREFIX) if any(one.subnets or one.bridge for one in known.values()) else (),
             forwarding=any(one.gateways for one in known.values()),
             pairs=self.pairs.labels(),
+            ended=self.pairs.ended(),
+            ports_by_index=self.pairs.flags() if any(one.bridge for one in known.values()) else {},
+            indices=self.pairs.gateways() if any(not one.bridge for one in known.values()) else frozenset(),
+            containers=self.pairs.concerned,
         )
 
     def missing(self, request: CniRequest, config: NetworkConfig) -> list[str]:
         """Return what a network lacks; the calling thread is in the request's host namespace."""
-        known = self.recorded(request, config.bridge) or Needs(config.bridge)
-        return _missing({request.network: known})[0].get(request.network, [])
+        known = self.recorded(request, config.bridge)
+        found = _look({request.network: known or Needs(config.bridge)})
+        texts = found.texts.get(request.network, [])
+        return texts + (told(self._lacking(found)).get(request.network, []) if known is not None else [])
+
+    def restore(self, request: CniRequest, config: NetworkConfig) -> None:
+        """Give back what containers of a network lack on the host; the calling thread is in its namespace.
+
+        Raises:
+            PluginError: others keep changing the rules.
+            OSError: the kernel refuses.
+        """
+        if self.recorded(request, config.bridge) is not None:
+            with Netlink() as netlink:
+                links = Links(netlink)
+                lacks = lacking(self.pairs.host_ends(), links.all(), links)
+                own = [one for one in lacks if one.end.attachment.network == request.network]
+                if own:
+                    self.host.log.warning("%s; restored", "; ".join(told(own)[request.network]))
+                    restore(own, links)
+
+    def _lacking(self, found: "Found") -> list[Lack]:
+        with Netlink() as netlink:
+            return lacking(self.pairs.host_ends(), found.there, Links(netlink))
 
     def look(self) -> dict[str, list[str]]:
         """Return what networks lack, by name, and containers, by label, in the daemon's own namespace.
@@ -202,10 +234,15 @@ class Networks:
         """
         with self._lock:
             known, before = dict(self._known), dict(self._idle)
-        if not known:
-            return self.pairs.look()
-        texts, idle, indices = _missing(known)
-        self._indices = indices
+        found = _look(known)
+        texts, self._indices = found.texts, found.indices
+        for network, sentences in told(self._lacking(found)).items():
+            texts[network] = [*texts.get(network, ()), *sentences]
+        self._expire(found.idle, before)
+        return texts | self.pairs.look_at(found.there)
+
+    def _expire(self, idle: Collection[str], before: Mapping[str, float]) -> None:
+        """Forget networks that have had no container for long."""
         now = time.monotonic()
         with self._lock:
             for network in before.keys() - idle:
@@ -215,7 +252,6 @@ class Networks:
                 if network in before and now - since >= KEPT:  # none of its ADDs has ended since before the look
                     del self._known[network], self._idle[network]
                     self._forget(network)
-        return texts | self.pairs.look()
 
     def _forget(self, network: str) -> None:
         try:
@@ -224,8 +260,25 @@ class Networks:
             self.host.log.warning("the record of network %s, which has no container, stays: %s", network, error)
 
 
-def _missing(networks: Mapping[str, Needs]) -> tuple[dict[str, list[str]], list[str], dict[str, int]]:
-    """Return what networks with containers lack, the names of those without, and the indices of bridges."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look at networks has found.
+
+    Attributes:
+        texts: what is missing, by network.
+        idle: the networks without a container.
+        indices: of bridges, by name.
+        there: the host's links.
+    """
+
+    texts: dict[str, list[str]]
+    idle: list[str]
+    indices: dict[str, int]
+    there: list[Link]
+
+
+def _look(networks: Mapping[str, Needs]) -> Found:
+    """Compare networks with the host."""
     with Netlink() as netlink:
         links = Links(netlink)
         there = links.all()
@@ -246,11 +299,11 @@ def _missing(networks: Mapping[str, Needs]) -> tuple[dict[str, list[str]], list[
         lost = [subnet for subnet in passing if subnet in networks[name].strict]
         texts += [f"subnet {subnet} has no rule that drops what belongs to no connection: {_AGAIN}" for subnet in lost]
     bridges = {needs.bridge for needs in networks.values()}
-    indices = {link.name: link.index for link in there if link.name in bridges}
-    return (
+    return Found(
         {name: texts for name, texts in found.items() if texts},
         [one for one in networks if one not in found],
-        indices,
+        {link.name: link.index for link in there if link.name in bridges},
+        there,
     )
 
 
@@ -282,6 +335,9 @@ def _bridge_differences(network: str, needs: Needs, attached: list[Link], links:
     lost = sorted(gateway for gateway in needs.gateways if ip_address(gateway) not in present)
     if lost:
         yield f"bridge {bridge.name} lost {', '.join(lost)}, the gateway of network {network}: {_AGAIN}"
+    own = [address for address in map(ip_interface, sorted(needs.addresses)) if address.ip in present]
+    for address in unconnected(links, bridge, own) if bridge.is_up else ():
+        yield f"the host has no route to {address.network}, the subnet of network {network}: {_AGAIN}"
 
 
 def _without_rules(subnets: set[str], strict: set[str]) -> tuple[list[str], list[str]]:

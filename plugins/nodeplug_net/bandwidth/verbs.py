@@ -3,8 +3,8 @@
 Owns: the order of the steps, the ifb links and their names, and what the reference's are called.
 Refuses: hooks, qdiscs and filters (see `shaping`).
 
-Nothing is recorded: an ifb link is found by its name, which is computed, and by its alias; everything else ends with
-the container's veth pair.
+Nothing is recorded but by the daemon: an ifb link is found by its name, which is computed, and by its alias; everything
+else ends with the container's veth pair.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from nodeplug import (
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.bandwidth.config import BandwidthConfig, parse_bandwidth
 from nodeplug_net.bandwidth.shaping import Shaping
-from nodeplug_net.level.containers import ANEW, Containers
+from nodeplug_net.level.containers import Containers
 from nodeplug_net.lower_link import creating
 from nodeplug_net.netlink.connection import EEXIST, Netlink, Request
 from nodeplug_net.netlink.link_messages import create_link, label_link, name_link
@@ -72,7 +72,7 @@ class Bandwidth:
 
     log: logging.LoggerAdapter[logging.Logger]
     reaper: Reaper = field(default_factory=Reaper)
-    containers: Containers = field(default_factory=lambda: Containers(repeatable=True))
+    containers: Containers = field(default_factory=lambda: Containers(every=True))
     refused: str = ""
     _fair: bool = True
 
@@ -155,6 +155,15 @@ class Bandwidth:
             if link is not None and _is_own(link, alias):
                 self.reaper.delete(link).wait(links)
 
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what is not as ADD left it.
+
+        Raises:
+            PluginError: there is nothing to compare, or the configuration is wrong.
+            OSError: the namespace cannot be entered.
+        """
+        return [about for _, about in self._differences(request)]
+
     def check(self, request: CniCheck) -> None:
         """Serve CHECK.
 
@@ -200,33 +209,6 @@ class Bandwidth:
         if config.egress is not None:
             yield from shaping.differences(ifb, config.egress)
 
-    def lost(self) -> dict[str, list[str]]:
-        """Name what running containers lost of their limits, by the label of the attachment.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
-        found = {}
-        for label, one in self.containers.running().items():
-            try:
-                with self.containers.repeated(label) as request:
-                    texts = [about for _, about in self._differences(request)]
-            except PluginError:  # it has ended since, or its interface has
-                continue
-            if texts:
-                found[label] = [f"container {one.attachment.container_id}: {'; '.join(texts)}: {ANEW}"]
-        return found
-
-    def restore(self, label: str) -> None:
-        """Limit a container again.
-
-        Raises:
-            PluginError: it has ended, or the kernel refuses.
-            OSError: its namespace cannot be entered.
-        """
-        with self.containers.repeated(label) as request:
-            self.add(request)
-
     def aliases(self) -> frozenset[str]:
         """Return the aliases of ifb links that are not to end."""
         return frozenset(_MARK + label for label in self.containers.labels())
@@ -241,7 +223,7 @@ class Bandwidth:
         if request.valid is None:
             return
         valid = {Attachment(request.network, one.container_id, one.ifname).label for one in request.valid}
-        self.containers.forget_others(request.network, valid)
+        self.containers.forget_invalid(request)
         errors, prefix, kept = Errors(), _MARK + network_label(request.network), {_MARK + one for one in valid}
         with Netlink() as netlink:
             links = Links(netlink)

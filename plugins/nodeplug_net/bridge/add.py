@@ -42,6 +42,7 @@ class Attaching:
     Attributes:
         links: of the host namespace.
         undo: the steps back.
+        outside: the host end, when the container is attached.
     """
 
     request: CniAdd
@@ -50,6 +51,7 @@ class Attaching:
     links: Links
     plane: Dataplane
     undo: Undo
+    outside: Link | None = None
 
     def run(self) -> CniResult:
         """Attach the container."""
@@ -65,6 +67,7 @@ class Attaching:
         inside = self._configure_container(plan)
         gateway = self._ensure_gateway(bridge, plan) if config.is_gateway and plan.ips else bridge
         outside, bridge = self._wait_for_port(bridge)
+        self.outside = outside
         if not config.mac_spoof_check:  # last, and one transaction
             self._write_rules(plan, "")
         return replace(
@@ -202,7 +205,8 @@ def attach(request: CniAdd, plane: Dataplane) -> CniResult:
         result = attaching.run()
     # In a VLAN, another interface than the bridge has the gateway's addresses.
     noted = replace(config, is_gateway=config.is_gateway and not config.vlan)
-    plane.networks.note(request, noted, result, config.masquerading)
+    if attaching.outside is not None:
+        plane.networks.note(request, noted, result, config.masquerading, outside=attaching.outside)
     return result
 
 

@@ -12,8 +12,11 @@ from nodeplug_net.bridge.config import BridgeConfig, parse_bridge
 from nodeplug_net.bridge.host import gateway_addresses
 from nodeplug_net.bridge.mend import mend
 from nodeplug_net.bridge.vlan import missing_vlans, vlans_of
-from nodeplug_net.comparison import inside_differences, masquerade_differences, refuse
+from nodeplug_net.comparison import elements_of, inside_differences, mac_inside, masquerade_differences, refuse
 from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.forwarding import unconnected
+from nodeplug_net.inner_attachment import differences
+from nodeplug_net.level.host_ends import HostEnd
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links, links_in
 from nodeplug_net.nftables.spoof_check import SpoofCheck
@@ -33,6 +36,33 @@ def check(request: CniCheck, plane: Dataplane) -> None:
             found = list(_differences(request, config, links, inner, plane))
     refuse(request, found)
     plane.addressing.check(request, config.ipam)
+
+
+def host_end(request: CniCheck) -> HostEnd:
+    """Return what an attachment needs on its host; the result has the MAC that ADD found.
+
+    Raises:
+        InvalidRequest: the configuration is wrong.
+    """
+    config = parse_bridge(request)
+    return HostEnd(
+        Attachment.of(request),
+        elements_of(request, config.masquerading),
+        mac_inside(request) if config.mac_spoof_check else "",
+        (config.hairpin, config.isolated),
+    )
+
+
+def inside(request: CniCheck) -> list[str]:
+    """Compare the container's side with the result.
+
+    Raises:
+        PluginError: the configuration is wrong, or the namespace is gone.
+        OSError: the kernel refuses.
+    """
+    config = parse_bridge(request)
+    with links_in(request.netns) as inner:
+        return list(differences(request, inner, inner.get(request.ifname), may_be_down=config.interface_stays_down))
 
 
 def _differences(
@@ -68,9 +98,12 @@ def _differences(
 def _gateway_differences(request: CniCheck, config: BridgeConfig, links: Links) -> Iterator[str]:
     link = links.get(config.gateway_interface)
     present = [] if link is None else links.addresses(link)
-    for address in gateway_addresses(request.prev_result.ips):
+    wanted = gateway_addresses(request.prev_result.ips)
+    for address in wanted:
         if address not in present:
             yield f"{'interface' if config.vlan else 'bridge'} {config.gateway_interface} lost its address {address}"
+    for address in unconnected(links, link, [one for one in wanted if one in present]) if link is not None else ():
+        yield f"the host has no route to {address.network} through {config.gateway_interface}"
 
 
 def _outside_differences(

@@ -1,6 +1,7 @@
 """What a network on a bridge lost while containers are attached, given back: for STATUS, and when the kernel tells.
 
-Owns: the order: the bridge, its ports, its addresses, forwarding, masquerading.
+Owns: the order: the bridge, its ports, its addresses and the way to its subnets, forwarding, masquerading, and at last
+what each attachment needs besides (`level.host_ends`).
 Refuses: to look for what is missing besides (`needs`), and the containers' namespaces.
 
 A bridge that somebody deleted is made anew with the hardware address that containers have in their ARP caches, and the
@@ -16,7 +17,7 @@ from nodeplug_net.bridge import vlan
 from nodeplug_net.bridge.config import BridgeConfig, parse_bridge
 from nodeplug_net.bridge.host import ensure_bridge, ensure_gateway
 from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
+from nodeplug_net.forwarding import connect, ensure_forwarding, not_forwarding, unconnected
 from nodeplug_net.needs import Needs
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import Netlink, Request
@@ -61,6 +62,7 @@ def _mend(
         _mend_gateways(request, config, plane, links, bridge)
     if config.ip_masq:
         _mend_masquerade(request, config, plane, links)
+    plane.networks.restore(request, config)
 
 
 def _bridge(config: BridgeConfig, plane: Dataplane, links: Links, known: Needs | None) -> Link:
@@ -124,6 +126,13 @@ def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, l
         # Those of other ranges, which do not conflict.
         beside = [one for gateways in sets for one in gateways if one in addresses]
         ensure_gateway(links, link, config, [CniIp(one, gateway=one.ip) for one in [*beside, *lost]])
+    for one in (
+        []
+        if config.vlan
+        else unconnected(links, link, {one for gateways in sets for one in gateways if one in addresses})
+    ):
+        plane.log.warning("the host lost its route to %s through bridge %s; it is restored", one.network, link.name)
+        connect(links, link, one)
     versions = {gateways[0].version for gateways in sets}
     off = not_forwarding(versions)
     if off:

@@ -21,7 +21,6 @@ from nodeplug import (
     CniStatus,
     Example,
     Host,
-    Metric,
     hookimpl,
 )
 from nodeplug.fields import CniExecutable
@@ -30,8 +29,9 @@ from nodeplug_net.bridge import add, check, delete, mend
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam.addressing import Addressing
 from nodeplug_net.ipam.allocation import Ipam
+from nodeplug_net.level.kept_plugin import KeptPlugin
 from nodeplug_net.level.pairs import Pairs
-from nodeplug_net.level.reconciler import REPAIR, REPAIR_CONTAINERS, Reconciler, is_container
+from nodeplug_net.level.reconciler import IN_STATUS, REPAIR, REPAIR_CONTAINERS, Reconciler, is_container
 from nodeplug_net.needs import Networks
 from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.nftables.sockets import NftSockets
@@ -53,9 +53,10 @@ class BridgeConfig(BaseModel):
     )
     repair: bool = REPAIR
     repair_containers: bool = REPAIR_CONTAINERS
+    status_containers: bool = IN_STATUS
 
 
-class Bridge:
+class Bridge(KeptPlugin):
     """The plugin."""
 
     Config = BridgeConfig
@@ -75,10 +76,18 @@ class Bridge:
         self._names = config.names
         reaper = Reaper()
         addressing = Addressing(Ipam(host, config.data_dir), host)
-        networks = Networks(host, pairs=Pairs(config.repair_containers))
+        pairs = Pairs(check.inside, expects=check.host_end)
+        networks = Networks(host, pairs=pairs)
         self._plane = Dataplane(addressing, reaper, NftSockets(reaper), host.log, networks)
         self._level = Reconciler(
-            host, config.repair, networks.look, self._restore, networks.interest, config.repair_containers
+            host,
+            config.repair,
+            networks.look,
+            self._restore,
+            networks.interest,
+            config.repair_containers,
+            pairs,
+            config.status_containers,
         )
 
     @hookimpl
@@ -98,19 +107,8 @@ class Bridge:
     @hookimpl
     def stop(self) -> None:
         """Stop to observe, and close idle sockets."""
-        self._level.stop()
+        super().stop()
         self._plane.nft.close()
-
-    @hookimpl
-    def health(self) -> None:
-        """Restore what networks with containers lost; raise NotReady if that is not to be, or not to be done."""
-        with kernel_errors():
-            self._level.attend()
-
-    @hookimpl
-    def metrics(self) -> Sequence[Metric]:
-        """Return what is missing, and what was restored."""
-        return self._level.metrics()
 
     def _restore(self, thing: str) -> None:
         networks = self._plane.networks
@@ -151,3 +149,4 @@ class Bridge:
         with kernel_errors():
             self._level.refuse_fight(request.network, request.host_netns)
             check.status(request, self._plane)
+            self._level.refuse_losses(request.network, request.host_netns)

@@ -31,4 +31,4 @@ class Dummy(InnerPlugin):
     def __init__(self, config: DummyConfig, host: Host) -> None:
         addressing = Addressing(Ipam(host, config.data_dir), host)
         taken = "failed to create dummy: file exists"
-        super().__init__(config.names, Dummies(KIND, taken, addressing, Reaper(), host.log))
+        super().__init__(config, host, Dummies(KIND, taken, addressing, Reaper(), host.log))

@@ -40,6 +40,16 @@ class Dummies(InnerLinks):
         # It leads nowhere: nobody can be asked who has an address.
         return self.make(request, _ipam(request), create, waits_for_duplicates=False)
 
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what of the container's interface is not as the result says.
+
+        Raises:
+            PluginError: what it needs is not there, or the configuration is wrong.
+            OSError: the kernel refuses.
+        """
+        with links_in(request.netns) as inner:
+            return list(differences(request, inner, inner.get(request.ifname), KIND))
+
     def check(self, request: CniCheck) -> None:
         """Serve CHECK.
 
@@ -48,8 +58,7 @@ class Dummies(InnerLinks):
             OSError: the kernel refuses.
         """
         ipam = _ipam(request)
-        with links_in(request.netns) as inner:
-            refuse(request, list(differences(request, inner, inner.get(request.ifname), KIND)))
+        refuse(request, self.differences(request))
         self.addressing.check(request, ipam)
 
     def status(self, request: CniStatus) -> None:

@@ -31,4 +31,4 @@ class HostDevice(InnerPlugin):
 
     def __init__(self, config: HostDeviceConfig, host: Host) -> None:
         addressing = Addressing(Ipam(host, config.data_dir), host)
-        super().__init__(config.names, HostDevices(addressing, Records(host), host.log))
+        super().__init__(config, host, HostDevices(addressing, Records(host), host.log))

@@ -164,6 +164,18 @@ class HostDevices:
         except InvalidRequest:
             return False
 
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what of the container's interface is not as the result says.
+
+        Raises:
+            PluginError: what it needs is not there, or the configuration is wrong.
+            OSError: the kernel refuses.
+        """
+        if parse_named(request, self.sysfs).dpdk:
+            return []
+        with links_in(request.netns) as inner:
+            return list(differences(request, inner, inner.get(request.ifname)))
+
     def check(self, request: CniCheck) -> None:
         """Serve CHECK.
 
@@ -171,11 +183,8 @@ class HostDevices:
             PluginError: with every difference.
             OSError: the kernel refuses.
         """
-        config = parse_named(request, self.sysfs)
-        if not config.dpdk:
-            with links_in(request.netns) as inner:
-                refuse(request, list(differences(request, inner, inner.get(request.ifname))))
-        self.addressing.check(request, config.ipam)
+        refuse(request, self.differences(request))
+        self.addressing.check(request, parse_named(request, self.sysfs).ipam)
 
     def collect(self, request: CniGc) -> None:
         """Serve GC: name interfaces that the kernel returned as the host knows them, and release addresses.

@@ -31,4 +31,4 @@ class Ipvlan(InnerPlugin):
     def __init__(self, config: IpvlanConfig, host: Host) -> None:
         addressing = Addressing(Ipam(host, config.data_dir), host)
         taken = 'failed to rename ipvlan to "{}": file exists'
-        super().__init__(config.names, Ipvlans(KIND, taken, addressing, Reaper(), host.log))
+        super().__init__(config, host, Ipvlans(KIND, taken, addressing, Reaper(), host.log))

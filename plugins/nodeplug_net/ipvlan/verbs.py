@@ -49,11 +49,11 @@ class Ipvlans(InnerLinks):
             result = self.make(request, config.ipam, create, sysctls=(ARP_NOTIFY, NDISC_NOTIFY), given=given)
         return replace(result, dns=config.dns)
 
-    def check(self, request: CniCheck) -> None:
-        """Serve CHECK.
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what of the container's interface is not as the result says.
 
         Raises:
-            PluginError: with every difference.
+            PluginError: what it needs is not there, or the configuration is wrong.
             OSError: the kernel refuses.
         """
         config = parse_ipvlan(request)
@@ -66,8 +66,17 @@ class Ipvlans(InnerLinks):
         now = mode_of(link)
         if now not in {"", list(MODES)[number]}:
             found.append(f"Container IPVlan mode {now} does not match expected value: {config.mode}")
-        refuse(request, found)
-        self.addressing.check(request, config.ipam)
+        return found
+
+    def check(self, request: CniCheck) -> None:
+        """Serve CHECK.
+
+        Raises:
+            PluginError: with every difference.
+            OSError: the kernel refuses.
+        """
+        refuse(request, self.differences(request))
+        self.addressing.check(request, parse_ipvlan(request).ipam)
 
     def status(self, request: CniStatus) -> None:
         """Serve STATUS.

@@ -1,22 +1,31 @@
-"""The running containers that a plugin served, and how their ADDs are repeated.
+"""The running containers that a plugin serves: as their ADDs left them, what differs from that, and the ADDs again.
 
-Owns: who was attached since the daemon started and has not been detached, in memory.
-Refuses: containers whose namespace has ended, whose DEL comes later, and those that an earlier daemon attached, which
-CHECK alone knows.
+Owns: who is attached and has not been detached, in memory, and when a container is compared: when the kernel told of
+something in its namespace, as long as it differs, and all of them when the daemon asks by itself.
+Refuses: to know what is compared, which the plugin's CHECK does, too; containers whose namespace has ended, whose DEL
+comes later; and files: the daemon records each ADD, and tells a plugin that starts (`Host.attachments`).
 """
 
 import os
 import threading
-from collections.abc import Collection, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from nodeplug import CniAdd, CniResult, Netns, PluginError
+from nodeplug import CniAdd, CniCheck, CniGc, CniInterface, CniRecord, CniResult, Netns, PluginError
 from nodeplug_net.attachment import OURS, Attachment, network_label
+from nodeplug_net.netlink.namespaces import number_of
 from nodeplug_net.nftables.sockets import Identity
 
 ANEW: Final = "delete its pod, or set 'repair_containers'"
+GRACE: Final = 0.3
+"""Seconds after an ADD in which the kernel tells of what it did, and of what the next plugins of its list do."""
+_LATELY: Final = 256
+"""As many containers may end between two readings of what the kernel tells."""
+_CLOSED: Final = Netns.unopened("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +36,17 @@ class Container:
         attachment: whose it is.
         path: of the container's namespace.
         namespace: its identity, as another one may come to the same path.
-        request: the ADD; None unless it is kept.
+        request: the ADD; its namespaces are closed.
+        result: what it returned.
+        since: when it ended, as of time.monotonic(3); 0.0 before the daemon started.
     """
 
     attachment: Attachment
     path: str
     namespace: Identity
-    request: CniAdd | None = None
+    request: CniAdd
+    result: CniResult
+    since: float = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -47,69 +60,257 @@ class Container:
 
 @dataclass(slots=True)
 class Containers:
-    """The containers of one plugin by label. Any thread may call it.
+    """The containers of one plugin by label. Any thread may call it, where nothing else is said.
 
     Attributes:
-        repeatable: whether ADDs are kept, to be repeated.
+        differences: names what is not as the ADD left it, as CHECK does. PluginError counts as one difference.
+        chained: whether the plugin needs the previous result.
+        every: whether each look is at all of them, as what the kernel tells on the host may be about any.
+        home: the daemon's own namespace, whose containers these are; None for any.
+        differing: the labels of those that differed at the last look.
     """
 
-    repeatable: bool = False
+    differences: Callable[[CniCheck], Iterable[str]] = lambda _: ()
+    chained: bool = False
+    every: bool = False
+    home: Identity | None = None
+    differing: frozenset[str] = frozenset()
     _known: dict[str, Container] = field(default_factory=dict)
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _forgotten: set[str] | None = field(default_factory=set)
+    _ended: deque[str] = field(default_factory=lambda: deque(maxlen=_LATELY))
+    _dirty: set[str] = field(default_factory=set)
+    _due: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def keep(self, request: CniAdd, result: CniResult) -> None:
-        """Note the container that an ADD has attached."""
-        attachment, netns = Attachment.of(request), request.netns
-        kept = self._kept(request, result) if self.repeatable else None
-        with self._lock:
-            self._known[attachment.label] = Container(attachment, netns.path, netns.identity, kept)
+    def recover(self, records: Iterable[CniRecord], *, last: bool = False) -> None:
+        """Take over what an earlier daemon, or an earlier instance of the plugin, attached.
 
-    def _kept(self, request: CniAdd, _: CniResult) -> CniAdd:
-        """Return the ADD as it is repeated."""
-        return request
+        Args:
+            records: what the daemon has recorded.
+            last: whether it is not called again: what ends until then does not come back.
+        """
+        found = [_recorded(one, chained=self.chained) for one in records if one.host == self.home]
+        with self._lock:
+            ended = self._forgotten or ()
+            for one in found:
+                if one.attachment.label not in ended:
+                    self._known.setdefault(one.attachment.label, one)
+            if last:
+                self._forgotten = None
+
+    def keep(self, request: CniAdd, result: CniResult, number: int | None = None) -> None:
+        """Note the container that an ADD has attached.
+
+        Args:
+            request: the ADD.
+            result: its own.
+            number: the kernel's of the container's namespace (`namespaces`), if that is known.
+        """
+        if self.home not in {None, request.host_netns.identity}:
+            return
+        attachment, netns = Attachment.of(request), request.netns
+        one = Container(attachment, netns.path, netns.identity, request, result, time.monotonic())
+        label = attachment.label
+        with self._lock:
+            self._known.pop(label, None)  # the newest comes last
+            self._known[label] = one
+            if number is None:
+                self._numbers.pop(label, None)
+            else:
+                self._numbers[label] = number
+            if self._forgotten is not None:
+                self._forgotten.discard(label)
 
     def forget(self, label: str) -> None:
         """Forget a container, before anything of it is removed."""
         with self._lock:
-            self._known.pop(label, None)
+            self._drop(label)
+
+    def _drop(self, label: str) -> None:
+        for one in (self._known, self._numbers):
+            one.pop(label, None)
+        self._ended.append(label)
+        if self._forgotten is not None:
+            self._forgotten.add(label)
 
     def forget_others(self, network: str, valid: Collection[str]) -> None:
         """Forget the containers of a network that belong to no valid attachment, by label."""
         with self._lock:
             for label in [one for one in self._known if one.startswith(network_label(network)) and one not in valid]:
-                del self._known[label]
+                self._drop(label)
+
+    def forget_invalid(self, request: CniGc) -> None:
+        """Forget those that a GC has declared invalid."""
+        if request.valid is not None:
+            attachments = (Attachment(request.network, one.container_id, one.ifname) for one in request.valid)
+            self.forget_others(request.network, frozenset(one.label for one in attachments))
 
     def labels(self) -> frozenset[str]:
         """Return the labels of all that should be there."""
         with self._lock:
             return frozenset(self._known)
 
+    def ended(self) -> frozenset[str]:
+        """Return the labels of those that have ended lately: what the kernel tells of their interfaces is no news."""
+        with self._lock:
+            return frozenset(self._ended).difference(self._known)
+
     def running(self) -> dict[str, Container]:
-        """Return those whose namespace is still there, by label, and forget all others."""
+        """Return those whose namespace is still there, by label, oldest first, and forget all others."""
         with self._lock:
             known = dict(self._known)
         ended = {label for label, one in known.items() if not one.is_running}
         with self._lock:
             for label in ended:
                 if self._known.get(label) is known[label]:
-                    del self._known[label]
+                    self._drop(label)
         return {label: one for label, one in known.items() if label not in ended}
+
+    def concerned(self, numbers: Collection[int]) -> bool:
+        """Whether the kernel told of something in a container's namespace, which then is compared at the next look.
+
+        What an ADD and the rest of its list do is no news. Called by the observer, in the daemon's own namespace.
+
+        Args:
+            numbers: the kernel's, of the namespaces that it told of.
+        """
+        until = time.monotonic() - GRACE
+        with self._lock:
+            known = [one for one in self._known.items() if one[1].since < until]
+        found = {label for label, one in known if self._number(label, one) in numbers}
+        with self._lock:
+            self._dirty |= found
+        return bool(found)
+
+    def mark(self, labels: Collection[str]) -> None:
+        """Have containers compared at the next look."""
+        with self._lock:
+            self._dirty.update(labels)
+
+    def mark_all(self) -> None:
+        """Have all of them compared at the next look."""
+        self._due = True
+
+    def _number(self, label: str, one: Container) -> int | None:
+        if label not in self._numbers and (number := number_of(one.path, one.namespace)) is not None:
+            self._numbers[label] = number
+        return self._numbers.get(label)
+
+    def look(self) -> dict[str, list[str]]:
+        """Name what running containers that are due lost, by label.
+
+        One thread at a time, in the daemon's own namespace.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        return self._look(self.running())
+
+    def _look(self, known: dict[str, Container]) -> dict[str, list[str]]:
+        with self._lock:
+            every, dirty, self._due, self._dirty = self.every or self._due, self._dirty, False, set()
+        chosen = known if every else {*dirty, *self.differing} & known.keys()
+        found = {label: texts for label in chosen if (texts := self._compared(known[label]))}
+        self.differing = frozenset(found)
+        return {label: [_sentence(known[label], texts)] for label, texts in found.items()}
+
+    def _compared(self, one: Container) -> list[str]:
+        try:
+            with self.checked(one) as request:
+                return list(self.differences(_without_mac(request)))
+        except PluginError as error:
+            return [error.message] if one.is_running else []
+
+    @contextmanager
+    def checked(self, one: Container) -> Iterator[CniCheck]:
+        """Compose the CHECK of a container; the calling thread is in the daemon's own namespace.
+
+        Raises:
+            PluginError: the container has ended.
+        """
+        with self._opened(one) as (host, netns):
+            yield _check(one, host, netns)
+
+    @contextmanager
+    def _opened(self, one: Container) -> Iterator[tuple[Netns, Netns]]:
+        host, netns = Netns.current(), None
+        try:
+            netns = Netns.open(one.path)
+            yield host, netns
+        finally:
+            host.close()
+            if netns is not None:
+                netns.close()
 
     @contextmanager
     def repeated(self, label: str) -> Iterator[CniAdd]:
         """Compose the ADD of a container again; the calling thread is in the daemon's own namespace.
 
         Raises:
-            PluginError: it was not kept, or the container's namespace is gone.
+            PluginError: the container has ended.
         """
         found = self._known.get(label)
-        if found is None or found.request is None:
+        if found is None:
             raise PluginError(f"the ADD of {label.removeprefix(OURS)} is not known any more; {ANEW}")
-        host, netns = Netns.current(), None
-        try:
-            netns = Netns.open(found.path)
-            yield replace(found.request, host_netns=host, netns=netns)
-        finally:
-            host.close()
-            if netns is not None:
-                netns.close()
+        with self._opened(found) as (host, netns):
+            yield replace(self._again(found), host_netns=host, netns=netns)
+
+    def _again(self, one: Container) -> CniAdd:
+        """Return the ADD as it is repeated: what makes an interface gives it the MAC that its neighbours know."""
+        mac = next((own.mac for own in one.result.interfaces if own.sandbox and own.name == one.request.ifname), "")
+        if self.chained or not mac:
+            return one.request
+        runtime = {**(one.request.config.get("runtimeConfig") or {}), "mac": mac}
+        return replace(one.request, config={**one.request.config, "runtimeConfig": runtime})
+
+
+def _without_mac(request: CniCheck) -> CniCheck:
+    """Leave out what plugins after this one in the list may have changed."""
+
+    def without(interface: CniInterface) -> CniInterface:
+        own = interface.sandbox and interface.name == request.ifname
+        return replace(interface, mac="") if own else interface
+
+    result = request.prev_result
+    return replace(request, prev_result=replace(result, interfaces=tuple(map(without, result.interfaces))))
+
+
+def _check(one: Container, host: Netns, netns: Netns) -> CniCheck:
+    asked = one.request
+    return CniCheck(
+        claim=asked.claim,
+        network=asked.network,
+        version=asked.version,
+        config=asked.config,
+        path=asked.path,
+        host_netns=host,
+        container_id=asked.container_id,
+        ifname=asked.ifname,
+        args=asked.args,
+        args_text=asked.args_text,
+        prev_result=one.result,
+        netns=netns,
+    )
+
+
+def _recorded(one: CniRecord, *, chained: bool) -> Container:
+    request = CniAdd(
+        claim=one.claim,
+        network=one.network,
+        version=one.version,
+        config=one.config,
+        path=one.path,
+        host_netns=_CLOSED,
+        container_id=one.container_id,
+        ifname=one.ifname,
+        args=one.args,
+        prev_result=one.result if chained else None,
+        netns=_CLOSED,
+    )
+    return Container(Attachment.of(request), one.netns, one.namespace, request, one.result)
+
+
+def _sentence(one: Container, texts: list[str]) -> str:
+    whose = one.attachment
+    return f"interface {whose.ifname} of container {whose.container_id}: {'; '.join(texts)}: {ANEW}"

@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +22,8 @@ from nodeplug_net.level.events import Interest, Sockets
 from nodeplug_net.nftables.sockets import Identity
 
 LOG: Final = logging.getLogger(__name__)
+POLL: Final = 0.8
+"""Seconds between two questions about what the kernel does not tell."""
 PAUSE: Final = 0.1
 """Seconds between an event and the reading of all that came with it."""
 _END_PATIENCE: Final = 5.0
@@ -63,6 +66,7 @@ class Observer:
     _sockets: Sockets = field(default_factory=Sockets)
     _wake_up: int = field(default_factory=lambda: os.eventfd(0, os.EFD_CLOEXEC))
     _thread: threading.Thread | None = None
+    _asked: float = 0.0
 
     def begin(self) -> None:
         """Start the thread."""
@@ -79,15 +83,18 @@ class Observer:
 
     def _run(self) -> None:
         waiting, ending = select.poll(), select.poll()
-        for opened in (self._sockets.route.fileno(), self._sockets.rules.fileno(), self._wake_up):
+        for opened in (*(one.fileno() for one in self._sockets.all()), self._wake_up):
             waiting.register(opened, select.POLLIN)
         ending.register(self._wake_up, select.POLLIN)
         try:
             while True:
-                waiting.poll()
-                if ending.poll(PAUSE * 1000):
+                asked = any(one.interest().changed for one in list(self.told))
+                came = waiting.poll(POLL * 1000 if asked else None)
+                if ending.poll(PAUSE * 1000 if came else 0):
                     return
-                self._tell()
+                if came:
+                    self._tell()
+                self._ask()
         except Exception:
             LOG.exception("nobody observes the network of this node any more; it is looked at every ten seconds")
         finally:
@@ -97,6 +104,16 @@ class Observer:
         events = self._sockets.read()
         for one in list(self.told):
             if events.concern(one.interest()):
+                one.notify()
+
+    def _ask(self) -> None:
+        """Ask about what the kernel does not tell, if that is due."""
+        if time.monotonic() - self._asked < POLL:
+            return
+        self._asked = time.monotonic()
+        for one in list(self.told):
+            changed = one.interest().changed
+            if changed is not None and changed():
                 one.notify()
 
 

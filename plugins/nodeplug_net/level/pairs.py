@@ -1,42 +1,91 @@
-"""The veth pairs of running containers, and those whose host end somebody deleted.
+"""The veth pairs of running containers: those whose host end somebody deleted, and what a host end needs and lacks.
 
-Owns: the comparison with the host's interfaces, and what a repeated ADD is to keep.
-Refuses: to repeat an ADD unless the administrator chose so.
+Owns: the comparison with the host's interfaces, and by what the kernel knows each end.
+Refuses: to repeat an ADD unless the administrator chose so, and to know what a host end needs: the plugin says that.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from nodeplug import CniAdd, CniResult
+from nodeplug import CniAdd, CniCheck, CniResult, PluginError
+from nodeplug_net.attachment import Attachment
 from nodeplug_net.level.containers import ANEW, Container, Containers
-from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Links
+from nodeplug_net.level.host_ends import HostEnd
+from nodeplug_net.netlink.links import Link
 
 
 @dataclass(slots=True)
 class Pairs(Containers):
-    """The pairs of one plugin by label. Any thread may call it."""
+    """The pairs of one plugin by label. Any thread may call it, where nothing else is said.
 
-    def look(self) -> dict[str, list[str]]:
-        """Name the pairs that are gone, by label; the calling thread is in the daemon's own namespace.
+    Attributes:
+        expects: says what an attachment needs on the host.
+    """
+
+    expects: Callable[[CniCheck], HostEnd] = lambda request: HostEnd(Attachment.of(request))
+    _ends: dict[str, tuple[Container, HostEnd]] = field(default_factory=dict)
+    _indices: dict[str, int] = field(default_factory=dict)
+
+    def keep_pair(self, request: CniAdd, result: CniResult, outside: Link) -> None:
+        """Note the container that an ADD has attached, and its host end."""
+        self._indices[Attachment.of(request).label] = outside.index
+        number = outside.peer_netns
+        self.keep(request, result, number if number is not None and number >= 0 else None)
+
+    def look_at(self, there: Iterable[Link]) -> dict[str, list[str]]:
+        """Name what containers lost, by label; see `look`.
+
+        Args:
+            there: the host's links.
 
         Raises:
             OSError: the kernel refuses.
         """
         known = self.running()
-        if not known:
-            return {}
-        with Netlink() as netlink:
-            there = {link.alias for link in Links(netlink).all()}
-        return {label: [_sentence(one)] for label, one in known.items() if label not in there}
+        ends = {link.alias: link for link in there if link.alias in known}
+        self._indices = {label: link.index for label, link in ends.items()}
+        for label, link in ends.items():
+            if link.peer_netns is not None and link.peer_netns >= 0:
+                self._numbers[label] = link.peer_netns
+        gone = {label: [_gone(one)] for label, one in known.items() if label not in ends}
+        return gone | self._look({label: one for label, one in known.items() if label in ends})
 
-    def _kept(self, request: CniAdd, result: CniResult) -> CniAdd:
-        """Return the ADD that gives the container the hardware address that it has, which its neighbours know."""
-        mac = next((one.mac for one in result.interfaces if one.sandbox and one.name == request.ifname), "")
-        runtime = {**(request.config.get("runtimeConfig") or {}), **({"mac": mac} if mac else {})}
-        return replace(request, config={**request.config, "runtimeConfig": runtime})
+    def host_ends(self) -> list[HostEnd]:
+        """Return what running containers need on the host, oldest first; the calling thread is in its namespace."""
+        known = self.running()
+        for label, one in known.items():
+            if self._ends.get(label, (None,))[0] is not one:
+                try:
+                    with self.checked(one) as request:
+                        self._ends[label] = one, self.expects(request)
+                except PluginError:  # it has ended since
+                    self._ends.pop(label, None)
+        self._ends = {label: self._ends[label] for label in known if label in self._ends}
+        return [end for _, end in self._ends.values()]
+
+    def flags(self) -> Mapping[int, tuple[bool, bool]]:
+        """Return hairpin mode and isolation of ports by index; a new one is as the others of its network are."""
+        known, networks = dict(self._known), dict[str, tuple[bool, bool]]()
+        for one, end in self._ends.values():
+            if end.flags is not None:
+                networks[one.attachment.network] = end.flags
+        found = {}
+        for label, index in list(self._indices.items()):
+            flags = networks.get(known[label].attachment.network) if label in known else None
+            own = self._ends.get(label)
+            if own is not None and own[1].flags is not None:
+                flags = own[1].flags
+            if flags is not None:
+                found[index] = flags
+        return found
+
+    def gateways(self) -> frozenset[int]:
+        """Return the indices of host ends that are gateways of their containers, as far as they are known."""
+        indices = list(self._indices.items())
+        return frozenset(index for label, index in indices if label in self._known)
 
 
-def _sentence(pair: Container) -> str:
+def _gone(pair: Container) -> str:
     one = pair.attachment
     return (
         f"interface {one.ifname} of container {one.container_id} in network {one.network} is gone, "

@@ -1,12 +1,17 @@
 """What a plugin made on the host, kept as it was recorded.
 
+The one idea: an attachment is recorded (its ADD, and what that returned); the plugin says what the kernel is to have
+for it; what differs is told, and what may be restored is.
+
 Owns: when the plugin looks, whether what is missing is restored, how often at most, and what is told of it.
-Refuses: to know what is compared and how it is restored: the plugin says so, by the same functions as for STATUS.
+Refuses: to know what is compared and how it is restored: the plugin says so, by the same functions as for CHECK, STATUS
+and ADD.
 
 Whoever removes a thing again and again wants it gone: after `LIMIT` restorations within `WINDOW` it is left as it is
 for a while, each time for longer, and the reason says so. Two programs that undo each other's work help nobody.
 """
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -18,6 +23,7 @@ from pydantic import Field
 
 from nodeplug import Host, LimitedConnectivity, Metric, Netns, NotReady, PluginError, Sample
 from nodeplug_net.attachment import OURS
+from nodeplug_net.level.containers import Containers
 from nodeplug_net.level.events import Interest
 from nodeplug_net.level.observer import Observation, observe
 from nodeplug_net.nftables.sockets import Identity
@@ -38,6 +44,13 @@ REPAIR_CONTAINERS: Final[Any] = Field(
     False,
     description="repeat the ADD of a running container whose interface somebody deleted; else it is only told",
 )
+IN_STATUS: Final[Any] = Field(
+    True,
+    description="let STATUS fail with code 51 while a running container lacks something of its own; else /readyz, the "
+    "log and metrics alone say so",
+)
+_LATE: Final = 5.0
+"""Seconds after a start in which ADDs that an earlier instance served are recorded at the latest."""
 Found = Mapping[str, Sequence[str]]
 """What is missing, in sentences, by the thing that is restored as a whole: a network, a table."""
 
@@ -95,6 +108,8 @@ class Reconciler:
         restore: restores one thing, in the same namespace. May raise OSError or PluginError.
         interest: which events are about what was made.
         repair_containers: whether what is missing of a container is restored, too.
+        containers: those of the plugin.
+        in_status: whether STATUS fails for what a container lacks.
     """
 
     host: Host
@@ -103,23 +118,35 @@ class Reconciler:
     restore: Callable[[str], None]
     interest: Callable[[], Interest]
     repair_containers: bool = False
+    containers: Containers = field(default_factory=Containers)
+    in_status: bool = True
     restored: Counter[str] = field(default_factory=Counter)
     missing: dict[str, int] = field(default_factory=dict)
     _patience: dict[str, Patience] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _home: Identity = (0, 0)
     _observation: Observation | None = None
+    _noticed: bool = False
+    _recovers_at: float = math.inf
+    _found: frozenset[str] = frozenset()
 
     def start(self) -> None:
-        """Observe the namespace that the calling thread is in, and no other any more."""
+        """Take over what is recorded, and observe the namespace that the calling thread is in, and no other."""
         self.stop()
         current = Netns.current()
-        self._home = current.identity
+        self._home = self.containers.home = current.identity
         current.close()
+        self.containers.recover(self.host.attachments())
+        self._recovers_at = time.monotonic() + _LATE
         try:
-            self._observation = observe(self.interest, self.host.refresh_health)
+            self._observation = observe(self.interest, self._notice)
         except OSError as error:
             self.host.log.warning("changes of the network are noticed within ten seconds, not at once: %s", error)
+
+    def _notice(self) -> None:
+        """Look soon, at what the kernel told of."""
+        self._noticed = True
+        self.host.refresh_health()
 
     def stop(self) -> None:
         """Stop to observe."""
@@ -135,9 +162,16 @@ class Reconciler:
             OSError: the kernel refuses.
         """
         with self._lock:
+            if time.monotonic() >= self._recovers_at:
+                self._recovers_at = math.inf
+                self.containers.recover(self.host.attachments(), last=True)
+            if not self._noticed:  # the slow look
+                self.containers.mark_all()
+            self._noticed = False
             found = self._confirmed()
             if found:
                 found = self._restored(found)
+            self._found = frozenset(found)
             self.missing = dict(sum((Counter({_of(thing): len(texts)}) for thing, texts in found.items()), Counter()))
         if found:
             raise NotReady("; ".join(self._told(thing, texts) for thing, texts in found.items()))
@@ -169,7 +203,7 @@ class Reconciler:
             if after.get(thing) != before[thing]:
                 self.restored[_of(thing)] += 1
                 self.host.log.warning("%s; restored", "; ".join(before[thing]))
-            elif not self._patience[thing].failure:
+            elif not self._patience[thing].failure and not self._patience[thing].left(now):
                 self._patience[thing].failure = "it was missing again at once"
         return after
 
@@ -193,6 +227,26 @@ class Reconciler:
             texts = self.look().get(thing, ())
             if texts:
                 raise LimitedConnectivity(self._told(thing, texts))
+
+    def refuse_losses(self, network: str, host: Netns) -> None:
+        """Say to a runtime that asks for STATUS what running containers of a network lack of their own.
+
+        Args:
+            network: what is asked about.
+            host: the namespace that the calling thread is in.
+
+        Raises:
+            LimitedConnectivity: they lack something.
+            OSError: the kernel refuses.
+        """
+        if not self.in_status or host.identity != self._home:
+            return
+        if any(is_container(one) and _of(one) == network for one in self._found):
+            with self._lock:
+                found = {thing: texts for thing, texts in self.look().items() if is_container(thing)}
+            told = [self._told(thing, texts) for thing, texts in found.items() if _of(thing) == network]
+            if told:
+                raise LimitedConnectivity("; ".join(told))
 
     def metrics(self) -> list[Metric]:
         """Return how much is missing, and how often things were restored."""

@@ -31,4 +31,4 @@ class Macvlan(InnerPlugin):
     def __init__(self, config: MacvlanConfig, host: Host) -> None:
         addressing = Addressing(Ipam(host, config.data_dir), host)
         taken = 'failed to rename macvlan to "{}": file exists'
-        super().__init__(config.names, Macvlans(KIND, taken, addressing, Reaper(), host.log))
+        super().__init__(config, host, Macvlans(KIND, taken, addressing, Reaper(), host.log))

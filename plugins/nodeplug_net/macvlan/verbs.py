@@ -49,11 +49,11 @@ class Macvlans(InnerLinks):
             result = self.make(request, config.ipam, create, sysctls=(ARP_NOTIFY, NDISC_NOTIFY) if config.ipam else ())
         return replace(result, dns=config.dns)
 
-    def check(self, request: CniCheck) -> None:
-        """Serve CHECK.
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what of the container's interface is not as the result says.
 
         Raises:
-            PluginError: with every difference.
+            PluginError: what it needs is not there, or the configuration is wrong.
             OSError: the kernel refuses.
         """
         config = parse_macvlan(request)
@@ -64,8 +64,17 @@ class Macvlans(InnerLinks):
             mode = _mode_of(inside)
             if mode and mode != config.mode:
                 found.append(f"container macvlan mode {mode} does not match expected value: {config.mode}")
-        refuse(request, found)
-        self.addressing.check(request, config.ipam)
+        return found
+
+    def check(self, request: CniCheck) -> None:
+        """Serve CHECK.
+
+        Raises:
+            PluginError: with every difference.
+            OSError: the kernel refuses.
+        """
+        refuse(request, self.differences(request))
+        self.addressing.check(request, parse_macvlan(request).ipam)
 
     def status(self, request: CniStatus) -> None:
         """Serve STATUS.

@@ -355,9 +355,11 @@ class Links:
         return None
 
     def routes(self, link: Link) -> list[Route]:
-        """List the routes through a link."""
+        """List the routes through a link; none if it is gone."""
         requests = [
-            Request(messages.dump_routes(version).fill(index=u32(link.index)), f"list the routes of {link.name}")
+            Request(
+                messages.dump_routes(version).fill(index=u32(link.index)), f"list the routes of {link.name}", ENODEV
+            )
             for version in (4, 6)
         ]
         answers = [message for request in requests for message in self.netlink.ask(request)[0].messages]

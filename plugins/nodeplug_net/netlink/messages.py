@@ -348,6 +348,13 @@ def source_route(dst: str, gw: str | None, source: str) -> Template:
 
 
 @lru_cache(maxsize=256)
+def connected_route(dst: str, source: str) -> Template:
+    """NEWROUTE as the kernel makes it for an address of link `index` (IP6_RT_PRIO_ADDRCONF)."""
+    attrs: list[tuple[str, Any]] = [("RTA_PRIORITY", 256)] if ":" in dst else [("RTA_PREFSRC", source)]
+    return _plain_route(RTM_NEWROUTE, _CREATE, dst, attrs, {"proto": 2, "scope": 0 if ":" in dst else 253, "type": 1})
+
+
+@lru_cache(maxsize=256)
 def replace_host_route(dst: str) -> Template:
     """NEWROUTE of one address that link `index` leads to; it takes the place of a route through another link."""
     return _plain_route(RTM_NEWROUTE, _REPLACE, dst, [], {"proto": 3, "scope": 254, "type": 1})

@@ -149,6 +149,17 @@ def routes(netlink: Netlink, index: int | None = None) -> list[KernelRoute]:
     return found
 
 
+def routes_by_link(netlink: Netlink) -> set[tuple[int, IPv4Network | IPv6Network]]:
+    """List where the routes of all tables lead to, each with the index of the interface that it leads through."""
+    found = set()
+    for one in routes(netlink):
+        for kind, start, _ in attributes(one.message, _BODY):
+            if kind == _RTA_OIF:
+                dst = one.dst if one.dst != "default" else "0.0.0.0/0" if one.version == 4 else "::/0"
+                found.add((int(struct.unpack_from("=i", one.message, start)[0]), ipaddress.ip_network(dst)))
+    return found
+
+
 def _parse(message: bytes, version: int) -> KernelRoute | None:
     _, length, _, _, table, _, _, kind, flags = _RTMSG.unpack_from(message, 16)
     attrs = {number: message[start:end] for number, start, end in attributes(message, _BODY)}

@@ -6,7 +6,7 @@ wrote them, and in whatever network: an interface of a container is in one.
 """
 
 import errno
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final
 
 from nodeplug import PluginError
@@ -95,15 +95,42 @@ class SpoofCheck:
 
         self._change(doomed, "remove the checks of MACs of interfaces that are gone")
 
-    def differences(self, attachment: Attachment, host: str, mac: str) -> Iterator[str]:
+    def hooked(self) -> list[spoof.Check]:
+        """List the rules that lead to those of attachments.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        return self._rules(spoof.HOOKED)
+
+    def restore(self, attachment: Attachment, host: str, mac: str) -> None:
+        """Write the rules of an attachment in place of what exists of them.
+
+        Raises:
+            OSError: the kernel refuses.
+            PluginError: others keep changing the table.
+        """
+        what = f"check the MAC of {attachment.container_id}"
+        self._change(lambda: self.composed(attachment, host, mac, again=True), what)
+
+    def differences(
+        self, attachment: Attachment, host: str, mac: str, hooked: Sequence[spoof.Check] | None = None
+    ) -> Iterator[str]:
         """Tell what the check of an attachment lacks.
+
+        Args:
+            attachment: the one that is checked.
+            host: the name of its port of the bridge.
+            mac: the container's.
+            hooked: what `hooked` returned, for several attachments.
 
         Raises:
             OSError: the kernel refuses.
         """
         own, of_mac = spoof.chains_of(attachment)
         wanted = spoof.interface(host)
-        if not any(rule.jump == own and rule.compared == wanted for rule in self._rules(spoof.HOOKED)):
+        leading = self.hooked() if hooked is None else hooked
+        if not any(rule.jump == own and rule.compared == wanted for rule in leading):
             yield f"frames from {host} are not checked: table bridge nat has no rule that jumps to {own}"
         elif not any(rule.jump == of_mac for rule in self._rules(own)):
             yield f"frames from {host} are not checked: chain {own} of table bridge nat does not jump to {of_mac}"

@@ -311,7 +311,6 @@ class HostPorts:
         except (OSError, PluginError) as error:
             self._log.warning(_GO_ON, error)
 
-
     def _forget_later(self, forwards: Sequence[Forward]) -> None:
         """Delete the connections of ports that lead nowhere any more, in the background.
 

@@ -38,6 +38,7 @@ class Attaching:
     Attributes:
         links: of the host namespace.
         undo: the steps back.
+        outside: the host end, when there is one.
     """
 
     request: CniAdd
@@ -46,12 +47,13 @@ class Attaching:
     links: Links
     plane: Dataplane
     undo: Undo
+    outside: Link | None = None
 
     def run(self) -> CniResult:
         """Attach the container."""
         plan = self._plan(self.plane.addressing.add(self.request, self.config.ipam, self.undo))
         ensure_forwarding(ip.address.version for ip in plan.ips)
-        outside = self._ensure_veth()
+        outside = self.outside = self._ensure_veth()
         inside = configure(
             self.request,
             plan,
@@ -119,8 +121,10 @@ def attach(request: CniAdd, plane: Dataplane) -> CniResult:
     """
     config = parse_ptp(request)
     with Netlink() as netlink, Undo(plane.log) as undo:
-        result = Attaching(request, config, Attachment.of(request), Links(netlink), plane, undo).run()
-    plane.networks.note(request, config, result)
+        attaching = Attaching(request, config, Attachment.of(request), Links(netlink), plane, undo)
+        result = attaching.run()
+    if attaching.outside is not None:
+        plane.networks.note(request, config, result, outside=attaching.outside)
     return result
 
 

@@ -9,9 +9,11 @@ from ipaddress import ip_network
 
 from nodeplug import CniCheck, CniIp, CniStatus, LimitedConnectivity, NotReady
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.comparison import belongs, inside_differences, masquerade_differences, refuse
+from nodeplug_net.comparison import belongs, elements_of, inside_differences, masquerade_differences, refuse
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
+from nodeplug_net.inner_attachment import differences
+from nodeplug_net.level.host_ends import HostEnd
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links, Route, links_in
 from nodeplug_net.ptp.config import PtpConfig, parse_ptp
@@ -32,6 +34,33 @@ def check(request: CniCheck, plane: Dataplane) -> None:
             found = list(_differences(request, config, links, inner, plane))
     refuse(request, found)
     plane.addressing.check(request, config.ipam)
+
+
+def host_end(request: CniCheck) -> HostEnd:
+    """Return what an attachment needs on its host.
+
+    Raises:
+        InvalidRequest: the configuration is wrong.
+    """
+    config, own = parse_ptp(request), [ip for ip in request.prev_result.ips if belongs(request, ip.interface)]
+    return HostEnd(Attachment.of(request), elements_of(request) if config.ip_masq else (), routed=own)
+
+
+def inside(request: CniCheck) -> list[str]:
+    """Compare the container's side with the result.
+
+    Raises:
+        PluginError: the namespace is gone.
+        OSError: the kernel refuses.
+    """
+    own = [ip for ip in request.prev_result.ips if belongs(request, ip.interface)]
+    with links_in(request.netns) as inner:
+        link = inner.get(request.ifname)
+        routes = inner.routes(link) if link is not None else []
+        return [
+            *differences(request, inner, link, "veth"),
+            *(_route_differences(own, routes) if link is not None else ()),
+        ]
 
 
 def _differences(request: CniCheck, config: PtpConfig, links: Links, inner: Links, plane: Dataplane) -> Iterator[str]:
@@ -122,6 +151,7 @@ def mend(request: CniStatus, plane: Dataplane) -> None:
                     links.set_up(link)
             if attached:
                 _mend(request, config, plane, attached)
+                plane.networks.restore(request, config)
         except OSError as error:
             raise LimitedConnectivity(f"network {request.network} cannot be repaired: {error}") from error
 

@@ -21,7 +21,6 @@ from nodeplug import (
     CniStatus,
     Example,
     Host,
-    Metric,
     hookimpl,
 )
 from nodeplug.fields import CniExecutable
@@ -29,8 +28,9 @@ from nodeplug_net import DATA_DIR
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam.addressing import Addressing
 from nodeplug_net.ipam.allocation import Ipam
+from nodeplug_net.level.kept_plugin import KeptPlugin
 from nodeplug_net.level.pairs import Pairs
-from nodeplug_net.level.reconciler import REPAIR, REPAIR_CONTAINERS, Reconciler, is_container
+from nodeplug_net.level.reconciler import IN_STATUS, REPAIR, REPAIR_CONTAINERS, Reconciler, is_container
 from nodeplug_net.needs import Networks
 from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.nftables.sockets import NftSockets
@@ -53,9 +53,10 @@ class PtpConfig(BaseModel):
     )
     repair: bool = REPAIR
     repair_containers: bool = REPAIR_CONTAINERS
+    status_containers: bool = IN_STATUS
 
 
-class Ptp:
+class Ptp(KeptPlugin):
     """The plugin."""
 
     Config = PtpConfig
@@ -73,10 +74,18 @@ class Ptp:
         self._names = config.names
         reaper = Reaper()
         addressing = Addressing(Ipam(host, config.data_dir), host)
-        networks = Networks(host, pairs=Pairs(config.repair_containers))
+        pairs = Pairs(check.inside, expects=check.host_end)
+        networks = Networks(host, pairs=pairs)
         self._plane = Dataplane(addressing, reaper, NftSockets(reaper), host.log, networks)
         self._level = Reconciler(
-            host, config.repair, networks.look, self._restore, networks.interest, config.repair_containers
+            host,
+            config.repair,
+            networks.look,
+            self._restore,
+            networks.interest,
+            config.repair_containers,
+            pairs,
+            config.status_containers,
         )
 
     @hookimpl
@@ -96,19 +105,8 @@ class Ptp:
     @hookimpl
     def stop(self) -> None:
         """Stop to observe, and close idle sockets."""
-        self._level.stop()
+        super().stop()
         self._plane.nft.close()
-
-    @hookimpl
-    def health(self) -> None:
-        """Restore what networks with containers lost; raise NotReady if that is not to be, or not to be done."""
-        with kernel_errors():
-            self._level.attend()
-
-    @hookimpl
-    def metrics(self) -> Sequence[Metric]:
-        """Return what is missing, and what was restored."""
-        return self._level.metrics()
 
     def _restore(self, thing: str) -> None:
         networks = self._plane.networks
@@ -149,3 +147,4 @@ class Ptp:
         with kernel_errors():
             self._level.refuse_fight(request.network, request.host_netns)
             check.status(request, self._plane)
+            self._level.refuse_losses(request.network, request.host_netns)

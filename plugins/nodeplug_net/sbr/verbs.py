@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from ipaddress import ip_interface
 from typing import Final
 
-from nodeplug import CniAdd, CniCheck, CniDel, CniIp, CniResult, CniRoute, CniStatus, InvalidRequest, PluginError
+from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniIp, CniResult, CniRoute, CniStatus, InvalidRequest, PluginError
+from nodeplug_net.attachment import Attachment
 from nodeplug_net.comparison import refuse
+from nodeplug_net.level.containers import Containers
 from nodeplug_net.lower_link import creating
 from nodeplug_net.netlink import policy
 from nodeplug_net.netlink.connection import Netlink
@@ -29,9 +31,14 @@ _EVERYWHERE: Final = {4: "0.0.0.0/0", 6: "::/0"}
 
 @dataclass(slots=True)
 class SourceRouting:
-    """What the verbs share. Any thread may use it: tables are chosen one after the other."""
+    """What the verbs share. Any thread may use it: tables are chosen one after the other.
+
+    Attributes:
+        containers: those whose addresses have rules.
+    """
 
     log: logging.LoggerAdapter[logging.Logger]
+    containers: Containers = field(default_factory=Containers)
     _choosing: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, request: CniAdd) -> CniResult:
@@ -49,6 +56,7 @@ class SourceRouting:
                 wanted = [SourceRule(ip.address.ip, table) for ip in own]
                 present, _ = policy.rules(netlink)
                 _add_rules(netlink, [rule for rule in wanted if rule not in present], undo, "failed to add rule: {}")
+        self.containers.keep(request, before)
         return before
 
     def _move(self, request: CniAdd, netlink: Netlink, own: list[CniIp], undo: Undo) -> None:
@@ -67,6 +75,7 @@ class SourceRouting:
         moved: dict[KernelRoute, None] = {}
         for ip, number in tables.items():
             if ip.gateway is not None:
+                _restore_subnet(netlink, link, ip, number, every)
                 _default(netlink, link, ip, number)
             copied = [one for one in through if _belongs(one, ip, own)]
             with creating("Failed to readd route: {}"):
@@ -86,6 +95,7 @@ class SourceRouting:
             PluginError: the kernel refuses.
             OSError: the namespace cannot be entered.
         """
+        self.containers.forget(Attachment.of(request).label)
         if request.netns is None:
             return
         try:
@@ -102,6 +112,19 @@ class SourceRouting:
             with creating("Failed to delete rule {}"):
                 netlink.ask(*(policy.delete_rule(rule) for rule in found if _is_of(rule, own, table)))
 
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what is not as ADD left it.
+
+        Raises:
+            PluginError: there is nothing to compare, or the configuration is wrong.
+            OSError: the namespace cannot be entered.
+        """
+        table, own = parse_table(request), own_addresses(request)
+        with request.netns.entered(), Netlink() as netlink:
+            present, _ = policy.rules(netlink)
+            filled = policy.routes(netlink)
+        return list(_differences(own, table, present, filled))
+
     def check(self, request: CniCheck) -> None:
         """Serve CHECK: every address has a rule, and its table a way.
 
@@ -109,12 +132,11 @@ class SourceRouting:
             PluginError: with every difference.
             OSError: the namespace cannot be entered.
         """
-        table, own = parse_table(request), own_addresses(request)
-        with request.netns.entered(), Netlink() as netlink:
-            present, _ = policy.rules(netlink)
-            filled = {(route.version, route.table) for route in policy.routes(netlink)}
-        found = list(_differences(own, table, present, filled))
-        refuse(request, found)
+        refuse(request, self.differences(request))
+
+    def collect(self, request: CniGc) -> None:
+        """Serve GC: rules end with the container's namespace."""
+        self.containers.forget_invalid(request)
 
     def status(self, request: CniStatus) -> None:
         """Serve STATUS.
@@ -159,6 +181,15 @@ def _add_rules(netlink: Netlink, wanted: list[SourceRule], undo: Undo, refused: 
         netlink.ask(*map(policy.add_rule, wanted))
 
 
+def _restore_subnet(netlink: Netlink, link: Link, ip: CniIp, table: int, every: Iterable[KernelRoute]) -> None:
+    """Give an address's table the way to its gateway if nobody has one: somebody emptied the table."""
+    subnet = policy.name_of(ip.address.network)
+    if ip.address.network.prefixlen < ip.address.max_prefixlen and not any(one.dst == subnet for one in every):
+        route = CniRoute(ip.address.network, table=table, scope=253 if ip.address.version == 4 else None)
+        with creating(f"Failed to add a route to {subnet}: {{}}"):
+            netlink.ask(route_request(link.index, link.name, route))
+
+
 def _default(netlink: Netlink, link: Link, ip: CniIp, table: int) -> None:
     route = CniRoute(ip_interface(_EVERYWHERE[ip.address.version]).network, gw=ip.gateway, table=table)
     with creating(f"Failed to add default route to {ip.gateway}: {{}}"):
@@ -185,12 +216,20 @@ def _empty(netlink: Netlink, tables: set[int]) -> None:
 
 
 def _differences(
-    own: Iterable[CniIp], table: int | None, present: list[SourceRule], filled: set[tuple[int, int]]
+    own: Iterable[CniIp], table: int | None, present: list[SourceRule], filled: list[KernelRoute]
 ) -> Iterator[str]:
     for ip in own:
         address = ip.address.ip
         tables = {rule.table for rule in present if rule.address == address and table in {None, rule.table}}
+        routes = [one for one in filled if one.version == address.version and one.table in tables]
+        which = f"table {' and '.join(map(str, sorted(tables)))} of address {address}"
         if not tables:
             yield f"address {address} has no rule{'' if table is None else f' for table {table}'}"
-        elif not any((address.version, one) in filled for one in tables):
-            yield f"table {' and '.join(map(str, sorted(tables)))} of address {address} has no route"
+        elif not routes:
+            yield f"{which} has no route"
+        elif table is None and not _has_default(ip, routes):
+            yield f"{which} has no default route via {ip.gateway}"
+
+
+def _has_default(ip: CniIp, routes: Iterable[KernelRoute]) -> bool:
+    return ip.gateway is None or any((one.dst, one.gateway) == ("default", ip.gateway) for one in routes)

@@ -31,4 +31,4 @@ class Tap(InnerPlugin):
     def __init__(self, config: TapConfig, host: Host) -> None:
         addressing = Addressing(Ipam(host, config.data_dir), host)
         taken = 'failed to rename tap to "{}": file exists'
-        super().__init__(config.names, Taps(KIND, taken, addressing, Reaper(), host.log))
+        super().__init__(config, host, Taps(KIND, taken, addressing, Reaper(), host.log))

@@ -59,11 +59,11 @@ class Taps(InnerLinks):
         result = self.make(request, config.ipam, create, sysctls=sysctls, waits_for_duplicates=False)
         return replace(result, dns=config.dns)
 
-    def check(self, request: CniCheck) -> None:
-        """Serve CHECK.
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what of the container's interface is not as the result says.
 
         Raises:
-            PluginError: with every difference.
+            PluginError: what it needs is not there, or the configuration is wrong.
             OSError: the kernel refuses.
         """
         config = parse_tap(request)
@@ -74,8 +74,17 @@ class Taps(InnerLinks):
                 bridge = inner.get(config.bridge)
                 if bridge is None or link.master != bridge.index:
                     found.append(f"interface {request.ifname} is no port of bridge {config.bridge}")
-        refuse(request, found)
-        self.addressing.check(request, config.ipam)
+        return found
+
+    def check(self, request: CniCheck) -> None:
+        """Serve CHECK.
+
+        Raises:
+            PluginError: with every difference.
+            OSError: the kernel refuses.
+        """
+        refuse(request, self.differences(request))
+        self.addressing.check(request, parse_tap(request).ipam)
 
     def status(self, request: CniStatus) -> None:
         """Serve STATUS.

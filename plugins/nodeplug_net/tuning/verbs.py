@@ -27,11 +27,12 @@ from nodeplug import (
     PluginError,
 )
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.level.containers import ANEW, Containers
+from nodeplug_net.level.containers import Containers
 from nodeplug_net.netlink.links import Links, links_in
 from nodeplug_net.tuning import sysctls
 from nodeplug_net.tuning.backups import Backup, BackupFile, Identity, forget_others, is_usable
 from nodeplug_net.tuning.config import folder_of, parse_tuning
+from nodeplug_net.tuning.polled import Polled
 from nodeplug_net.tuning.settings import Settings, Tuned, change, differences, find, look, restore
 from nodeplug_net.undo import Undo
 
@@ -44,12 +45,14 @@ class Tuning:
         allowlist: which settings of the namespace are allowed.
         data_dir: where backups are unless a network says otherwise.
         containers: those that were tuned.
+        polled: what their settings are to be.
     """
 
     allowlist: Path
     data_dir: Path
     log: logging.LoggerAdapter[logging.Logger]
-    containers: Containers = field(default_factory=lambda: Containers(repeatable=True))
+    containers: Containers = field(default_factory=Containers)
+    polled: Polled = field(default_factory=Polled)
 
     def add(self, request: CniAdd) -> CniResult:
         """Serve ADD; a failure leaves everything as it was.
@@ -127,32 +130,21 @@ class Tuning:
         if found := _differences(request):
             raise PluginError("; ".join(found), details="DEL and ADD the attachment")
 
-    def lost(self) -> dict[str, list[str]]:
-        """Name what running containers lost of their settings, by the label of the attachment.
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what is not as ADD left it.
 
         Raises:
-            OSError: the kernel refuses.
+            PluginError: there is nothing to compare, or the configuration is wrong.
+            OSError: the namespace cannot be entered.
         """
-        found = {}
-        for label, one in self.containers.running().items():
-            try:
-                with self.containers.repeated(label) as request:
-                    texts = _differences(request)
-            except PluginError:  # it has ended since, or its namespace has
-                continue
-            if texts:
-                found[label] = [f"container {one.attachment.container_id}: {'; '.join(texts)}: {ANEW}"]
-        return found
+        return _differences(request)
 
-    def restore(self, label: str) -> None:
-        """Tune a container again.
+    def changed(self) -> bool:
+        """Whether the settings of another container differ now than at the last look, which then is at those.
 
-        Raises:
-            PluginError: it has ended, or the kernel refuses.
-            OSError: its namespace cannot be entered.
+        The kernel tells nobody that a setting of a namespace was written. The calling thread is in the daemon's own.
         """
-        with self.containers.repeated(label) as request:
-            self.add(request)
+        return self.polled.news(self.containers)
 
     def collect(self, request: CniGc) -> None:
         """Serve GC: forget what interfaces were whose attachments are not valid.
@@ -162,8 +154,7 @@ class Tuning:
         """
         if request.valid is None:
             return
-        attachments = (Attachment(request.network, one.container_id, one.ifname) for one in request.valid)
-        self.containers.forget_others(request.network, frozenset(one.label for one in attachments))
+        self.containers.forget_invalid(request)
         folder = folder_of(request, self.data_dir)
         valid = (BackupFile.of(folder, one.container_id, one.ifname) for one in request.valid)
         forget_others(folder, request.network, frozenset(file.path.name for file in valid))

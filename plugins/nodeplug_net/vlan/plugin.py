@@ -30,4 +30,4 @@ class Vlan(InnerPlugin):
     def __init__(self, config: VlanConfig, host: Host) -> None:
         addressing = VlanAddressing(Ipam(host, config.data_dir), host)
         taken = 'failed to rename vlan to "{}": file exists'
-        super().__init__(config.names, Vlans(KIND, taken, addressing, Reaper(), host.log))
+        super().__init__(config, host, Vlans(KIND, taken, addressing, Reaper(), host.log))

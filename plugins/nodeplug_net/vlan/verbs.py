@@ -68,11 +68,11 @@ class Vlans(InnerLinks):
             result = self.make(request, config.ipam, upper.creation(request, outer, master))
         return replace(result, dns=config.dns)
 
-    def check(self, request: CniCheck) -> None:
-        """Serve CHECK.
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what of the container's interface is not as the result says.
 
         Raises:
-            PluginError: with every difference.
+            PluginError: what it needs is not there, or the configuration is wrong.
             OSError: the kernel refuses.
         """
         config = parse_vlan(request)
@@ -87,8 +87,17 @@ class Vlans(InnerLinks):
                 found.append(
                     f"Error: Tuning configured MTU of {link.name} is {config.mtu}, current value is {link.mtu}"
                 )
-        refuse(request, found)
-        self.addressing.check(request, config.ipam)
+        return found
+
+    def check(self, request: CniCheck) -> None:
+        """Serve CHECK.
+
+        Raises:
+            PluginError: with every difference.
+            OSError: the kernel refuses.
+        """
+        refuse(request, self.differences(request))
+        self.addressing.check(request, parse_vlan(request).ipam)
 
     def status(self, request: CniStatus) -> None:
         """Serve STATUS.

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from nodeplug import CniAdd, CniCheck, CniDel, CniIp, CniResult, CniStatus, InvalidRequest, Netns, PluginError
+from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniIp, CniResult, CniStatus, InvalidRequest, Netns, PluginError
+from nodeplug_net.attachment import Attachment
 from nodeplug_net.comparison import belongs, refuse
 from nodeplug_net.container_interface import routed
+from nodeplug_net.level.containers import Containers
 from nodeplug_net.lower_link import creating
 from nodeplug_net.netlink import policy
 from nodeplug_net.netlink.links import Link, Links, address_request, links_in, route_request
@@ -27,10 +29,15 @@ from nodeplug_net.vrf.domain import KIND, create_vrf, find_vrf, keep, move, port
 
 @dataclass(frozen=True, slots=True)
 class Vrfs:
-    """What the verbs share. Any thread may use it."""
+    """What the verbs share. Any thread may use it.
+
+    Attributes:
+        containers: those with an interface in a VRF.
+    """
 
     log: logging.LoggerAdapter[logging.Logger]
     reaper: Reaper = field(default_factory=Reaper)
+    containers: Containers = field(default_factory=Containers)
 
     def add(self, request: CniAdd) -> CniResult:
         """Serve ADD; a failure leaves the interface where it was, and no VRF that was not there.
@@ -52,6 +59,7 @@ class Vrfs:
                 undo.push(f"take interface {link.name} out of {vrf.name}", lambda: move(links, link, None, kept))
                 move(links, link, vrf, kept)
             _give_result(links, request, link, table_of(vrf))
+        self.containers.keep(request, before)
         return before
 
     def _ensure(self, links: Links, config: VrfConfig, undo: Undo) -> Link:
@@ -76,6 +84,7 @@ class Vrfs:
             PluginError: the kernel refuses.
             OSError: the namespace cannot be entered.
         """
+        self.containers.forget(Attachment.of(request).label)
         if request.netns is None:
             return
         try:
@@ -91,11 +100,11 @@ class Vrfs:
                 move(links, link, None, keep(links, link, table_of(vrf)))
             self._delete_empty(links, config.name)
 
-    def check(self, request: CniCheck) -> None:
-        """Serve CHECK.
+    def differences(self, request: CniCheck) -> list[str]:
+        """Name what is not as ADD left it.
 
         Raises:
-            PluginError: with every difference.
+            PluginError: there is nothing to compare, or the configuration is wrong.
             OSError: the namespace cannot be entered.
         """
         config, _ = parse_vrf(request), _previous(request)
@@ -110,7 +119,20 @@ class Vrfs:
                     f"failed to find {request.ifname} associated to vrf {config.name}",
                     details="DEL and ADD the attachment",
                 )
-            refuse(request, list(_differences(config, vrf)))
+            return [*_differences(config, vrf), *_losses(links, request, link, vrf)]
+
+    def check(self, request: CniCheck) -> None:
+        """Serve CHECK.
+
+        Raises:
+            PluginError: with every difference.
+            OSError: the namespace cannot be entered.
+        """
+        refuse(request, self.differences(request))
+
+    def collect(self, request: CniGc) -> None:
+        """Serve GC: a VRF ends with the container's namespace."""
+        self.containers.forget_invalid(request)
 
     def status(self, request: CniStatus) -> None:
         """Serve STATUS.
@@ -134,6 +156,19 @@ def _differences(config: VrfConfig, vrf: Link) -> Iterator[str]:
         yield f"VRF {config.name} has routing table {table_of(vrf)}, not {config.table}"
     if not vrf.is_up:
         yield f"VRF {config.name} is down"
+
+
+def _losses(links: Links, request: CniCheck, link: Link, vrf: Link) -> Iterator[str]:
+    """Find addresses and routes of the result that the interface has no more."""
+    addresses = links.addresses(link)
+    for ip in request.prev_result.ips:
+        if belongs(request, ip.interface) and ip.address not in addresses:
+            yield f"interface {link.name} lost its address {ip.address}"
+    there = {(route.dst, route.table) for route in links.routes(link)}
+    own = [ip for ip in request.prev_result.ips if belongs(request, ip.interface)]
+    for route in routed(request.prev_result):
+        if route.table is None and _reachable(route.gw, own) and (route.dst, table_of(vrf)) not in there:
+            yield f"route {route.dst} of VRF {vrf.name} is missing"
 
 
 def _refuse_master(links: Links, link: Link) -> None:

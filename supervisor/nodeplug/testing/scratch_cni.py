@@ -1,7 +1,7 @@
 """A CNI plugin object in a host namespace of its own, called as the daemon calls it.
 
 Owns: new network namespaces that exist as long as their descriptors (nothing is mounted, nothing is left behind), one
-new thread per call that starts in the caller's namespace, and the plugin's `Host`.
+new thread per call that starts in the caller's namespace, the plugin's `Host`, and what the daemon would have recorded.
 Refuses: the wire. `ScratchNode` and `CniRuntime` go through executables and JSON; this goes straight to the hooks.
 """
 
@@ -17,6 +17,7 @@ from nodeplug import (
     CniCheck,
     CniDel,
     CniGc,
+    CniRecord,
     CniResult,
     CniStatus,
     Netns,
@@ -86,7 +87,8 @@ class ScratchCni:
         self.folder = folder
         self.host_netns = new_netns()
         self._containers: list[Netns] = []
-        self.host = host(folder, plugin="scratch", boot_id=boot_id, delegate=delegate)
+        self._records: dict[tuple[str, ...], CniRecord] = {}
+        self.host = host(folder, plugin="scratch", boot_id=boot_id, delegate=delegate, attachments=self.attachments)
 
     def container(self) -> Netns:
         """Create a container's namespace; it is closed with this object."""
@@ -98,12 +100,30 @@ class ScratchCni:
         """Run a function in the host namespace."""
         return run_in(self.host_netns, function)
 
+    def attachments(self) -> list[CniRecord]:
+        """Answer `host.attachments()`: what ADDs made and no DEL has ended, whatever the plugin."""
+        return list(self._records.values())
+
     def add(
         self, plugin: Any, config: Mapping[str, Any], container_id: str, netns: Netns, ifname: str = "eth0", **more: Any
     ) -> CniResult:
         """Call ADD; `more` sets further fields of the request, such as args."""
         request = self.request(CniAdd, config, container_id=container_id, netns=netns, ifname=ifname, **more)
-        return cast("CniResult", self.on_host(lambda: plugin.cni_add(request=request)))
+        result = cast("CniResult", self.on_host(lambda: plugin.cni_add(request=request)))
+        self._records[_key(request)] = CniRecord(
+            claim=request.claim,
+            network=request.network,
+            version=request.version,
+            config=request.config,
+            container_id=container_id,
+            ifname=ifname,
+            args=request.args,
+            netns=netns.path,
+            namespace=netns.identity,
+            host=self.host_netns.identity,
+            result=result,
+        )
+        return result
 
     def delete(
         self,
@@ -117,6 +137,7 @@ class ScratchCni:
         """Call DEL."""
         request = self.request(CniDel, config, container_id=container_id, netns=netns, ifname=ifname, **more)
         self.on_host(lambda: plugin.cni_del(request=request))
+        self._records.pop(_key(request), None)
 
     def check(
         self,
@@ -165,3 +186,7 @@ class ScratchCni:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _key(request: CniAdd | CniDel) -> tuple[str, ...]:
+    return request.claim, request.network, request.container_id, request.ifname

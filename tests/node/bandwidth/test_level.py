@@ -1,11 +1,11 @@
 """What somebody removes of a limit is logged and counted, and restored if that was chosen."""
 
-import logging
 import threading
 
 import pytest
 from tests.node.bandwidth.lab import BOTH, Pod
 
+from nodeplug import NotReady
 from nodeplug.testing.plugin_host import host
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.bandwidth.plugin import Bandwidth, BandwidthConfig
@@ -15,16 +15,13 @@ def missing(bandwidth: Bandwidth) -> list[float]:
     return [one.value for one in bandwidth.metrics()[0].samples]
 
 
-def test_what_somebody_removed_is_logged_once_and_counted(pod: Pod, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_somebody_removed_is_told_and_counted(pod: Pod) -> None:
     pod.add(**BOTH)
     pod.look()
     assert missing(pod.bandwidth) == []
     pod.run("tc", "qdisc", "del", "dev", "host0", "root")
-    with caplog.at_level(logging.WARNING):
+    with pytest.raises(NotReady, match="container c1: interface host0 has no limit"):
         pod.look()
-        pod.look()
-    (said,) = [one.getMessage() for one in caplog.records]
-    assert "container c1: interface host0 has no limit" in said
     assert missing(pod.bandwidth) == [1.0]
     pod.delete(**BOTH)
     pod.look()

@@ -34,7 +34,11 @@ class Node:
     told: list[str] = field(default_factory=list)
 
     def start(self, **keys: Any) -> Any:
-        given = host(self.scratch.folder, refresh_health=lambda: threading.Thread(target=self.health).start())
+        given = host(
+            self.scratch.folder,
+            attachments=self.scratch.attachments,
+            refresh_health=lambda: threading.Thread(target=self.health).start(),
+        )
         plugin = MODELS[self.name](given, data_dir=self.scratch.folder / "networks", **keys)
         self.made.append(plugin)
         self.scratch.on_host(plugin.start)

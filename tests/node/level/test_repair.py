@@ -32,7 +32,7 @@ class Node:
     looks: int = 0
 
     def start(self) -> None:
-        given = host(self.scratch.folder, refresh_health=self._asked)
+        given = host(self.scratch.folder, attachments=self.scratch.attachments, refresh_health=self._asked)
         config = BridgeConfig(data_dir=self.scratch.folder / "networks", repair=self.repair)
         self.plugin = Bridge(config, given)
         self.scratch.on_host(self.plugin.start)
@@ -69,7 +69,7 @@ class Node:
 
 @pytest.fixture
 def node(scratch: ScratchCni, config: Make) -> Iterator[Node]:
-    made = Node(scratch, config(ipMasq=True, cniVersion="1.1.0"))
+    made = Node(scratch, config(ipMasq=True, macspoofchk=True, portIsolation=True, cniVersion="1.1.0"))
     yield made
     made.plugin.stop()
 
@@ -89,6 +89,15 @@ DAMAGE = {
     "the ruleset is flushed": ["nft flush ruleset"],
     "the table is deleted": ["nft delete table inet nodeplug_masquerade"],
     "the rules are flushed": ["nft flush table inet nodeplug_masquerade"],
+    "addresses are masqueraded no more": ["nft flush set inet nodeplug_masquerade net_10.88.0.0/24"],
+    "the checks of MACs are flushed": ["nft flush chain bridge nat PREROUTING"],
+    "a check of a MAC is flushed": ["nft flush chain bridge nat cni-br-iface-c1-eth0-mac"],
+    "the table of checks is deleted": ["nft delete table bridge nat"],
+    "the route to containers is deleted": ["ip route del 10.88.0.0/24 dev br0"],
+    "the route to containers of IPv6 is deleted": ["ip -6 route del fd00:88::/64 dev br0"],
+    "a port sends frames back": ["ip link set PORT type bridge_slave hairpin on"],
+    "a port sends frames back, as bridge sets it": ["bridge link set dev PORT hairpin on"],
+    "a port is isolated no more": ["bridge link set dev PORT isolated off"],
     "forwarding is off": ["sysctl -w net.ipv4.ip_forward=0"],
     "everything": ["ip link del br0", "nft flush ruleset", "sysctl -w net.ipv4.ip_forward=0"],
 }
