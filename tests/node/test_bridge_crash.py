@@ -55,7 +55,7 @@ def test_del_answers_when_the_link_is_gone_and_not_before(
     scratch.add(bridge, config(), "c1", netns)
     release, answered = threading.Event(), threading.Event()
     for _ in range(LIMIT):  # every reaper is busy
-        bridge._plane.reaper._later(lambda: (release.wait(), None)[1])
+        bridge._plane.reaper.later(lambda: (release.wait(), None)[1])
 
     def delete() -> None:
         scratch.delete(bridge, config(), "c1", netns)
