@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from nodeplug.commands import Json, print_json, show
+from nodeplug import NotReady, PluginError
+from nodeplug.commands import DEFAULT, Config, Json, Root, ask_daemon, print_json, show
 from nodeplug_net import DATA_DIR
 
 if TYPE_CHECKING:
-    from nodeplug_net.ipam.leftovers import Verdict
+    from nodeplug_net.leftovers.evidence import Verdict
 
 RUN_DIR: Final = Path("/run/nodeplug")
 """The default of `run_dir` in `[supervisor]`."""
 
+_PATIENCE: Final = 120.0
+"""Seconds in which the daemon ends what is left over."""
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 
@@ -94,42 +97,76 @@ def gc(
     addresses: Annotated[
         Path, typer.Option("--data-dir", metavar="DIR", help="Where host-local keeps the addresses of networks.")
     ] = DATA_DIR,
+    backups: Annotated[
+        Path, typer.Option("--tuning-dir", metavar="DIR", help="Where tuning keeps what interfaces were.")
+    ] = Path("/run/cni/tuning"),
     caches: Annotated[
         list[Path] | None,
         typer.Option("--cache-dir", metavar="DIR", help="Where libcni keeps results; may be repeated."),
     ] = None,
+    run_dir: Annotated[
+        Path, typer.Option("--run-dir", metavar="DIR", help="Where the daemon keeps what ends with the boot.")
+    ] = Path("/run/nodeplug"),
+    config: Config = DEFAULT,
+    root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Free addresses of host-local whose containers are gone, for runtimes that never call GC.
+    """Free what containers left that are gone, for runtimes that never call GC.
 
-    Run it on the node, as root, where all of its network namespaces can be seen. An address is freed if libcni's cache
-    names the namespace of its container, that is gone, and no namespace has the address.
+    Addresses, masquerading, forwarded ports, rules, limits, backups and leases. Run it on the node, as root, where all
+    of its network namespaces can be seen. A thing is freed if the daemon's records or libcni's cache name the namespace
+    of its container, that is gone, and nothing shows that it is in use. A daemon that runs does this by itself.
 
     Example: `nodeplug net gc --dry-run`
     """
-    from nodeplug_net.ipam import leftovers
+    from nodeplug_net.leftovers.evidence import CACHE_DIR, Evidence
+    from nodeplug_net.leftovers.things import Places, end, things
     from nodeplug_net.undo import kernel_errors
 
+    told = _reconciled(config, root, dry_run=dry_run)
     with kernel_errors():
-        evidence = leftovers.Evidence.gather(caches or (leftovers.CACHE_DIR,))
-        verdicts = [evidence.judge(one) for one in leftovers.reservations(addresses, network)]
-    ends = () if dry_run else ("left over", "unknown") if unknown else ("left over",)
-    rows = [
-        _reservation(one, freed=one.state in ends and leftovers.free(addresses, one.reservation)) for one in verdicts
-    ]
+        evidence = Evidence.gather(caches or (CACHE_DIR,), run_dir)
+        verdicts = [evidence.judge(one) for one in things(Places(addresses, backups, run_dir), network)]
+        ends = () if dry_run else ("left over", "unknown") if unknown else ("left over",)
+        rows = [_thing(one, freed=one.state in ends and end(one.about, daemon=told is not None)) for one in verdicts]
+    rows = [*(one for one in told or () if network in {"", one["network"]}), *rows]
     if as_json:
         print_json(rows)
     else:
-        _list(rows, f"no address is reserved below {addresses}")
+        _list(rows, f"no address is reserved below {addresses}, and nothing else is left")
 
 
-def _reservation(one: "Verdict", *, freed: bool) -> dict[str, Any]:
-    container, ifname = one.reservation.owner
+def _reconciled(config: Path, root: Path | None, *, dry_run: bool) -> list[dict[str, Any]] | None:
+    """Let the daemon end whole attachments, or say which it would; None if no daemon runs."""
+    try:
+        answer = ask_daemon(
+            config, root, "reconcile", *(["dry-run"] if dry_run else []), warn=False, patience=_PATIENCE
+        )
+    except PluginError as error:
+        if isinstance(error, NotReady) or isinstance(error.__cause__, NotReady):  # with or without a configuration
+            return None
+        raise
+    return [
+        {
+            "kind": "attachment",
+            "name": " ".join(one["types"]),
+            "address": "",
+            **{key: one[key] for key in ("network", "container_id", "ifname", "state", "why")},
+            "freed": one["ended"],
+        }
+        for one in answer["attachments"]
+    ]
+
+
+def _thing(one: "Verdict", *, freed: bool) -> dict[str, Any]:
+    about = one.about
     return {
-        "network": one.reservation.network,
-        "address": str(one.reservation.address),
-        "container_id": container,
-        "ifname": ifname,
+        "kind": about.kind,
+        "name": about.name,
+        "address": "" if about.address is None else str(about.address),
+        "network": about.whose.network,
+        "container_id": about.whose.container_id,
+        "ifname": about.whose.ifname,
         "state": one.state,
         "why": one.why,
         "freed": freed,
@@ -139,10 +176,11 @@ def _reservation(one: "Verdict", *, freed: bool) -> dict[str, Any]:
 def _list(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
     from rich.table import Table
 
-    table = Table("NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "STATE", "WHY")
+    table = Table("KIND", "NAME", "NETWORK", "CONTAINER", "INTERFACE", "STATE", "WHY")
     for row in rows:
         state = "freed" if row["freed"] else row["state"]
-        table.add_row(row["network"], row["address"], row["container_id"], row["ifname"], state, row["why"])
+        whose = (row["network"], row["container_id"], row["ifname"])
+        table.add_row(row["kind"], row["name"], *whose, state, row["why"])
     if rows:
         show(table)
     else:

@@ -394,8 +394,12 @@ class Daemon:
                     answer = await self._csi.identify(claim, options)
                 case ("replace",):
                     answer = await self._handover.replace()
+                case ("reconcile", *how) if how in ([], ["dry-run"]):
+                    answer = await self._reconciliation.report(dry_run=bool(how))
                 case _:
-                    known = "status, inspect PLUGIN, reload PLUGIN, replace, volume-id CLAIM OPTIONS"
+                    known = (
+                        "status, inspect PLUGIN, reload PLUGIN, replace, reconcile [dry-run], volume-id CLAIM OPTIONS"
+                    )
                     raise InvalidRequest(f"no known request in {len(frame.argv)} arguments; known: {known}")
         except PluginError as error:
             return Reply(1, json.dumps({"error": clip(str(error))}).encode())

@@ -63,7 +63,7 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
 
 
 def test_an_address_whose_namespace_is_gone_is_freed(place: Place) -> None:
-    file = place.reserve("10.88.0.5")
+    file = place.reserve("198.18.88.5")
     place.cache(place.folder / "pod")
     (row,) = place.gc()
     assert (row["state"], row["freed"], file.exists()) == ("left over", True, False)
@@ -72,7 +72,7 @@ def test_an_address_whose_namespace_is_gone_is_freed(place: Place) -> None:
 
 
 def test_a_file_where_a_namespace_was_is_none(place: Place) -> None:
-    file = place.reserve("10.88.0.5")
+    file = place.reserve("198.18.88.5")
     (place.folder / "pod").touch()
     place.cache(place.folder / "pod")
     place.gc()
@@ -80,7 +80,7 @@ def test_a_file_where_a_namespace_was_is_none(place: Place) -> None:
 
 
 def test_a_dry_run_frees_nothing_and_says_the_same(place: Place) -> None:
-    file = place.reserve("10.88.0.5")
+    file = place.reserve("198.18.88.5")
     place.cache(place.folder / "pod")
     (shown,) = place.gc("--dry-run")
     assert (shown["state"], shown["freed"], file.exists()) == ("left over", False, True)
@@ -89,9 +89,9 @@ def test_a_dry_run_frees_nothing_and_says_the_same(place: Place) -> None:
 
 
 def test_an_address_that_a_namespace_has_is_held_whatever_the_cache_says(place: Place, sandbox: Sandbox) -> None:
-    file = place.reserve("10.88.0.5")
+    file = place.reserve("198.18.88.5")
     subprocess.run(
-        ["nsenter", f"--net={sandbox.path}", "ip", "address", "add", "10.88.0.5/24", "dev", "lo"], check=True
+        ["nsenter", f"--net={sandbox.path}", "ip", "address", "add", "198.18.88.5/24", "dev", "lo"], check=True
     )
     place.cache(place.folder / "gone")
     (row,) = place.gc("--unknown")
@@ -100,7 +100,7 @@ def test_an_address_that_a_namespace_has_is_held_whatever_the_cache_says(place: 
 
 
 def test_an_address_that_its_namespace_has_given_to_a_virtual_machine_is_held(place: Place, sandbox: Sandbox) -> None:
-    file = place.reserve("10.88.0.5")
+    file = place.reserve("198.18.88.5")
     place.cache(sandbox.path)
     (row,) = place.gc("--unknown")
     assert (row["state"], file.exists()) == ("held", True)
@@ -108,14 +108,14 @@ def test_an_address_that_its_namespace_has_given_to_a_virtual_machine_is_held(pl
 
 
 def test_an_address_whose_add_may_still_run_is_held(place: Place) -> None:
-    file = place.reserve("10.88.0.5", age=1.0)
+    file = place.reserve("198.18.88.5", age=1.0)
     place.cache(place.folder / "pod")
     (row,) = place.gc("--unknown")
     assert (row["state"], file.exists()) == ("held", True)
 
 
 def test_what_the_cache_does_not_know_stays_until_an_administrator_asks(place: Place) -> None:
-    file = place.reserve("10.88.0.5")
+    file = place.reserve("198.18.88.5")
     place.cache(place.folder / "pod", "another")
     (row,) = place.gc()
     assert (row["state"], row["freed"], file.exists()) == ("unknown", False, True)
@@ -124,7 +124,7 @@ def test_what_the_cache_does_not_know_stays_until_an_administrator_asks(place: P
 
 
 def test_a_namespace_that_cannot_be_seen_from_here_is_not_gone(place: Place) -> None:
-    file = place.reserve("10.88.0.5")
+    file = place.reserve("198.18.88.5")
     place.cache("/no/such/folder/pod")
     (row,) = place.gc()
     assert (row["state"], file.exists()) == ("unknown", True)
@@ -132,7 +132,7 @@ def test_a_namespace_that_cannot_be_seen_from_here_is_not_gone(place: Place) -> 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff", b'{"kind": "cniCacheV2"}'])
 def test_a_damaged_cache_says_nothing(place: Place, damage: bytes) -> None:
-    place.reserve("10.88.0.5")
+    place.reserve("198.18.88.5")
     place.cache(place.folder / "pod", "another")
     (place.folder / "results" / "net-c1-eth0").write_bytes(damage)
     (row,) = place.gc("--dry-run")
@@ -140,7 +140,7 @@ def test_a_damaged_cache_says_nothing(place: Place, damage: bytes) -> None:
 
 
 def test_who_cannot_see_every_namespace_frees_nothing(place: Place) -> None:
-    file = place.reserve("10.88.0.5")
+    file = place.reserve("198.18.88.5")
     place.cache(place.folder / "pod")
     folders = ["--data-dir", str(place.folder / "networks"), "--cache-dir", str(place.folder / "results")]
     command = ["setpriv", "--bounding-set=-sys_ptrace", sys.executable, "-m", "nodeplug", "net", "gc", *folders]
@@ -152,8 +152,8 @@ def test_who_cannot_see_every_namespace_frees_nothing(place: Place) -> None:
 
 
 def test_people_get_a_table_and_its_reasons(place: Place) -> None:
-    assert place.run() == f"no address is reserved below {place.folder}/networks\n"
-    place.reserve("10.88.0.5")
+    assert place.run() == f"no address is reserved below {place.folder}/networks, and nothing else is left\n"
+    place.reserve("198.18.88.5")
     place.cache(place.folder / "pod")
     text = place.run()
-    assert [word for word in ("10.88.0.5", "c1", "eth0", "freed", "is gone") if word not in text] == []
+    assert [word for word in ("198.18.88.5", "c1", "eth0", "freed", "is gone") if word not in text] == []

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ BRIDGE: dict[str, Any] = {
     "isDefaultGateway": True,
     "ipMasq": True,
     "macspoofchk": True,
-    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.91.0.0/24"}], [{"subnet": "fd00:91::/64"}]]},
+    "ipam": {"type": "host-local", "ranges": [[{"subnet": "198.18.92.0/24"}], [{"subnet": "fd00:198:92::/64"}]]},
 }
 RATES = {f"{way}{what}": 80_000_000 for way in ("ingress", "egress") for what in ("Rate", "Burst")}
 CHAIN = [
@@ -94,6 +95,20 @@ class Place:
             *(str(path) for path in files if container in path.name or container.encode() in content(path)),
         ]
 
+    def age(self, container: str) -> None:
+        """Let the files of a container be an hour old: no ADD of it may still run."""
+        for path in (path for folder in DATA for path in (self.root / folder).rglob("*") if path.is_file()):
+            if container in path.name or container.encode() in content(path):
+                os.utime(path, (time.time() - 3600, time.time() - 3600))
+
+    def gc(self, *options: str) -> list[dict[str, Any]]:
+        """Run `nodeplug net gc`."""
+        folders = {"--data-dir": "addresses", "--tuning-dir": "tuning", "--cache-dir": "var/lib/cni/results"}
+        places = [word for option, folder in folders.items() for word in (option, str(self.root / folder))]
+        done = self.node.run("net gc", *places, "--run-dir", str(self.node.paths.run), "--json", *options)
+        assert done.returncode == 0, done.stderr
+        return list(json.loads(done.stdout))
+
     def until_ended(self, container: str) -> None:
         until(lambda: not self.left(container), found=lambda: f"{self.left(container)}\n{self.node.log[-3000:]}")
 
@@ -129,6 +144,8 @@ def node(root: Path) -> Iterator[ScratchNode]:
 
 @pytest.fixture
 def place(node: ScratchNode) -> Iterator[Place]:
+    if not node.running:
+        node.start()
     made = Place(node, runtime(node, *CHAIN))
     made.sandbox("beside")  # where no namespace at all is seen, none counts as gone
     yield made
@@ -245,3 +262,62 @@ def test_an_add_that_was_cut_off_is_ended_with_its_namespace(place: Place) -> No
     place.end("cHalf")
     node.start()
     place.until_ended("cHalf")
+
+
+KINDS = ["address", "address", "backup", "limit", "masquerading", "masquerading", "ports", "rules"]
+
+
+def of(rows: list[dict[str, Any]], container: str) -> dict[str, set[tuple[str, bool]]]:
+    """State, and whether it was freed, of the things of a container, by kind."""
+    found: dict[str, set[tuple[str, bool]]] = {}
+    for row in rows:
+        if row["container_id"] == container:
+            found.setdefault(row["kind"], set()).add((row["state"], row["freed"]))
+    return found
+
+
+def test_without_a_daemon_gc_shows_and_then_frees_everything_of_a_container_that_is_gone(place: Place) -> None:
+    lives = place.attach("cLives", portMappings=[{"hostPort": 20081, "containerPort": 80, "protocol": "tcp"}])
+    place.attach("cEnds", **PORTS)
+    place.node.kill()
+    place.end("cEnds")
+    place.age("cEnds")
+    until(lambda: len(json.loads(said("ip", "-json", "link", "show", "type", "veth"))) == 1)
+    before = place.left("cEnds")
+    rows = place.gc("--dry-run")
+    assert place.left("cEnds") == before
+    assert of(rows, "cEnds") == {kind: {("left over", False)} for kind in KINDS}
+    assert of(rows, "cLives") == {kind: {("held", False)} for kind in [*KINDS, "interface"]}
+    assert {row["state"] for row in rows if row["kind"] == "check of MACs"} == {"held", "left over"}
+    assert all(row["why"] for row in rows)
+    rows = place.gc()
+    assert of(rows, "cEnds") == {kind: {("left over", True)} for kind in KINDS}
+    shutil.rmtree(place.node.paths.attachments)  # the daemon's own, which it ends as it starts
+    assert place.left("cEnds") == []
+    assert of(place.gc(), "cEnds") == {}
+    place.node.start()
+    assert place.left("cEnds") == []
+    assert of(place.gc("--dry-run"), "cLives") == {kind: {("held", False)} for kind in [*KINDS, "interface"]}
+    place.runtime.delete("cLives", lives.path)
+
+
+def test_with_a_daemon_gc_leaves_to_it_what_it_would_bring_back(place: Place) -> None:
+    place.attach("cEnds", **PORTS)
+    place.node.kill()
+    place.end("cEnds")
+    shutil.rmtree(place.node.paths.attachments)
+    cached = place.runtime.cache.path("cEnds", "eth0")
+    document = json.loads(cached.read_text())
+    cached.write_text(json.dumps({**document, "netns": "/no/such/pod"}))
+    place.node.start()
+    place.age("cEnds")
+    why = "the folder of its network namespace /no/such/pod does not exist here"
+    rows = [row for row in place.gc("--unknown") if row["container_id"] == "cEnds"]
+    assert [(row["state"], row["why"], row["freed"]) for row in rows if row["kind"] == "attachment"] == [
+        ("unknown", why, False)
+    ]
+    freed = {row["kind"] for row in rows if row["freed"]}
+    assert freed == {"address", "backup", "limit"}  # the daemon itself has ended the masquerading, at its start
+    assert {row["kind"] for row in rows} - freed == {"attachment", "ports", "rules"}
+    cached.write_text(json.dumps(document))
+    place.until_ended("cEnds")

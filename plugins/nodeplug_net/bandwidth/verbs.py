@@ -61,6 +61,11 @@ def _ifb_name(text: str) -> str:
     return f"{_PREFIX}{hashlib.sha512(text.encode('utf-8', 'surrogateescape')).hexdigest()}"[:_LENGTH]
 
 
+def label_of(link: Link) -> str:
+    """Return whose limit an ifb link is, as its alias says; empty if it is another's."""
+    return link.alias.removeprefix(_MARK) if link.kind == KIND and link.alias.startswith(_MARK) else ""
+
+
 @dataclass(slots=True)
 class Bandwidth:
     """What the verbs share. Any thread may use it.

@@ -95,6 +95,15 @@ class SpoofCheck:
 
         self._change(doomed, "remove the checks of MACs of interfaces that are gone")
 
+    def interfaces(self) -> list[str]:
+        """List the interfaces whose frames are checked.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        rules = [rule for rule in self._rules(spoof.HOOKED) if rule.jump.startswith(spoof.CHAIN_PREFIX)]
+        return sorted({spoof.interface_of(rule) for rule in rules})
+
     def hooked(self) -> list[spoof.Check]:
         """List the rules that lead to those of attachments.
 

@@ -14,9 +14,9 @@ from typing import Any, Generic
 from nodeplug import Journal, Netns
 from nodeplug_net.attachment import OURS, Attachment, network_label, of_label
 from nodeplug_net.dataplane import names_of_links
-from nodeplug_net.ipam.leftovers import Evidence
 from nodeplug_net.ipam.ranges import Address
 from nodeplug_net.ipam.store import parse_address, parse_owner
+from nodeplug_net.leftovers.evidence import Evidence
 from nodeplug_net.nftables.sockets import Identity
 from nodeplug_net.records import Record, Records, W
 

@@ -77,11 +77,14 @@ class Orphans:
             if self._failures.get(orphan.key, (0, 0.0))[1] <= time.monotonic():
                 await self.end(orphan, "its network namespace is gone")
 
-    async def end(self, orphan: Orphan, why: str) -> None:
-        """Run the DEL of an attachment, unless an ADD replaces it meanwhile; `why` is for the log."""
+    async def end(self, orphan: Orphan, why: str) -> bool:
+        """Run the DEL of an attachment, unless an ADD replaces it meanwhile; return whether that was done.
+
+        `why` is for the log. A failure is logged, and tried again later.
+        """
         key, asked, attachments = orphan.key, orphan.asked, self.records.attachments
         if asked is None:
-            return
+            return False
         call = call_of(key)
 
         def compose() -> Composed:
@@ -96,10 +99,11 @@ class Orphans:
             ended = await self.delete(key, call, compose, is_wanted)
         except PluginError as error:
             self._postpone(key, call, error, why)
-            return
+            return False
         self._failures.pop(key, None)
         if ended:
             LOG.info("ended attachment %s: %s, and no DEL came", key, why)
+        return ended
 
     async def delete(
         self, key: Key, call: Call, compose: Callable[[], Composed], is_wanted: Callable[[], bool]

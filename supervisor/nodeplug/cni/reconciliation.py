@@ -96,28 +96,39 @@ class Reconciliation:
                 LOG.exception("the look at what libcni remembers failed; it is repeated")
             await asyncio.sleep(self.interval)
 
-    async def look(self) -> None:
-        """End what is left over.
+    async def look(self) -> list[tuple[Verdict, bool]]:
+        """End what is left over; return what was judged, and whether it has ended.
 
         Raises:
             Unanswered: a disk does not respond.
             PluginError: this process may not see every namespace.
             OSError: the kernel or a disk refuses.
         """
-        for verdict in await self.judge():
-            if verdict.state != "left over":
-                continue
-            if isinstance(verdict.about, Begun):
-                await self.orphans.end(verdict.about, verdict.why)
-            elif self._ended.get(verdict.about.file) != verdict.about.written:
-                await self._end(verdict, verdict.about)
+        return [(one, one.state == "left over" and await self._end(one)) for one in await self.judge()]
+
+    async def report(self, *, dry_run: bool) -> dict[str, Any]:
+        """Return what is judged, for `nodeplug net gc`; and end at once what is left over.
+
+        Raises:
+            PluginError: it cannot be judged; see `look`.
+        """
+        try:
+            if not dry_run:
+                await self.orphans.look()
+            found = [(one, False) for one in await self.judge()] if dry_run else await self.look()
+        except OSError as error:
+            raise PluginError(f"what libcni remembers cannot be looked at: {error}") from error
+        return {"attachments": [{**one.encode(), "ended": ended} for one, ended in found]}
 
     async def judge(self) -> list[Verdict]:
         """Judge what has no record of its own, and ADDs that were cut off; what `look` raises."""
-        records = self.orphans.records
-        return await self._lane.run(lambda: judged(records.attachments, self.caches, self.serves))
+        attachments, ended = self.orphans.records.attachments, dict(self._ended)
+        return await self._lane.run(lambda: judged(attachments, self.caches, self.serves, ended))
 
-    async def _end(self, verdict: Verdict, one: Cached) -> None:
+    async def _end(self, verdict: Verdict) -> bool:
+        if isinstance(verdict.about, Begun):
+            return await self.orphans.end(verdict.about, verdict.why)
+        one = verdict.about
         keys = [Key(name, *one.where) for name in one.types if self.serves(name)]
         records = self.orphans.records
 
@@ -131,12 +142,13 @@ class Reconciliation:
                 continue  # another program's, of which nothing is known here
             try:
                 if not await self.orphans.delete(key, call_of(key), partial(_composed, frame), is_wanted):
-                    return
+                    return False
             except PluginError as error:
                 LOG.warning("cannot end attachment %s of %s: %s; tried again later", key, key.claim, error)
-                return
+                return False
         self._ended[one.file] = one.written
         LOG.info("ended attachment %s: %s, and no DEL came", "/".join(one.where), verdict.why)
+        return True
 
 
 def _composed(frame: Frame) -> Composed:
@@ -151,11 +163,14 @@ def _composed(frame: Frame) -> Composed:
     return request, (host,)
 
 
-def judged(attachments: Attachments, caches: Sequence[Path], serves: Callable[[str], bool]) -> list[Verdict]:
-    """Judge the attachments of caches, and ADDs that were cut off; see `Reconciliation.judge`."""
+def judged(
+    attachments: Attachments, caches: Sequence[Path], serves: Callable[[str], bool], ended: Mapping[Path, float]
+) -> list[Verdict]:
+    """Judge the attachments of caches, those excepted that have been ended, and ADDs that were cut off."""
     known = cached(caches)
     recorded = {(one.key.network, one.key.container_id, one.key.ifname) for one in attachments.list()}
-    ours = [one for one in known if one.where not in recorded and any(map(serves, one.types))]
+    waiting = [one for one in known if ended.get(one.file) != one.written]
+    ours = [one for one in waiting if one.where not in recorded and any(map(serves, one.types))]
     gone = [(one, *_namespace(one.netns, one.written)) for one in ours]
     addresses = everywhere() if any(state == "left over" for _, state, _ in gone) else {}
     verdicts = [_with_addresses(one, state, why, addresses) for one, state, why in gone]

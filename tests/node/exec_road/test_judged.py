@@ -18,7 +18,8 @@ from nodeplug.testing.cni_runtime.cache import Attached, ResultCache
 
 Env = Callable[..., dict[str, str]]
 LIST = {"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "foreign"}, {"type": "test", "own": 7}]}
-RESULT = {"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}]}
+RESULT = {"cniVersion": "1.0.0", "ips": [{"address": "198.18.91.2/24"}]}
+"""No other test has it in a namespace meanwhile."""
 
 
 class Place:
@@ -57,7 +58,7 @@ import sys
 from pathlib import Path
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.reconciliation import judged
-for one in judged(Attachments(Path("/none")), [Path(sys.argv[1])], lambda _: True):
+for one in judged(Attachments(Path("/none")), [Path(sys.argv[1])], lambda _: True, {}):
     print(one.state, one.why)
 """
 
@@ -207,5 +208,5 @@ def test_a_container_that_is_attached_anew_meanwhile_is_not_ended(place: Place, 
         cut_off(place, env, age=0.0)
     else:
         place.road.call("test", env("ADD"), CONFIG)
-    place.road.wait_for(place.reconciliation._end(verdict, verdict.about))
+    place.road.wait_for(place.reconciliation._end(verdict))
     assert place.plugin.ended == []

@@ -1,0 +1,1 @@
+"""What attachments leave on a node when nobody ends them, and whether somebody still needs it."""
