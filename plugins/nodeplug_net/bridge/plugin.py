@@ -113,7 +113,7 @@ class Bridge(KeptPlugin):
     def _restore(self, thing: str) -> None:
         networks = self._plane.networks
         if is_container(thing):
-            with networks.pairs.repeated(thing) as addition:
+            with networks.pairs.made_again(thing) as addition:
                 add.attach(addition, self._plane)
         else:
             with networks.asked(thing) as request:

@@ -211,6 +211,8 @@ class Containers:
         with self._lock:
             every, dirty, self._due, self._dirty = self.every or self._due, self._dirty, False, set()
         chosen = known if every else {*dirty, *self.differing} & known.keys()
+        for label in chosen:
+            self._number(label, known[label])  # from now on the kernel tells of what happens there
         found = {label: texts for label in chosen if (texts := self._compared(known[label]))}
         self.differing = frozenset(found)
         return {label: [_sentence(known[label], texts)] for label, texts in found.items()}
@@ -250,11 +252,20 @@ class Containers:
         Raises:
             PluginError: the container has ended.
         """
+        found = self.known(label)
+        with self._opened(found) as (host, netns):
+            yield replace(self._again(found), host_netns=host, netns=netns)
+
+    def known(self, label: str) -> Container:
+        """Return a container.
+
+        Raises:
+            PluginError: it has ended.
+        """
         found = self._known.get(label)
         if found is None:
             raise PluginError(f"the ADD of {label.removeprefix(OURS)} is not known any more; {ANEW}")
-        with self._opened(found) as (host, netns):
-            yield replace(self._again(found), host_netns=host, netns=netns)
+        return found
 
     def _again(self, one: Container) -> CniAdd:
         """Return the ADD as it is repeated: what makes an interface gives it the MAC that its neighbours know."""

@@ -4,14 +4,16 @@ Owns: the comparison with the host's interfaces, and by what the kernel knows ea
 Refuses: to repeat an ADD unless the administrator chose so, and to know what a host end needs: the plugin says that.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from nodeplug import CniAdd, CniCheck, CniResult, PluginError
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.level.containers import ANEW, Container, Containers
 from nodeplug_net.level.host_ends import HostEnd
-from nodeplug_net.netlink.links import Link
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links, links_in
 
 
 @dataclass(slots=True)
@@ -31,6 +33,23 @@ class Pairs(Containers):
         self._indices[Attachment.of(request).label] = outside.index
         number = outside.peer_netns
         self.keep(request, result, number if number is not None and number >= 0 else None)
+
+    @contextmanager
+    def made_again(self, label: str) -> Iterator[CniAdd]:
+        """Compose the ADD of a container again; when it has been served, both ends get the MACs that they had.
+
+        Raises:
+            PluginError: the container has ended.
+            OSError: the kernel refuses.
+        """
+        known = self.known(label)
+        with self.repeated(label) as request:
+            yield request
+            with Netlink() as netlink:
+                _give_macs(Links(netlink), {Attachment.of(request).host_veth: False}, known.result)
+            with links_in(request.netns) as inner:
+                _give_macs(inner, {request.ifname: True}, known.result)
+            self.keep(replace(request, config=known.request.config), known.result)
 
     def look_at(self, there: Iterable[Link]) -> dict[str, list[str]]:
         """Name what containers lost, by label; see `look`.
@@ -83,6 +102,15 @@ class Pairs(Containers):
         """Return the indices of host ends that are gateways of their containers, as far as they are known."""
         indices = list(self._indices.items())
         return frozenset(index for label, index in indices if label in self._known)
+
+
+def _give_macs(links: Links, wanted: Mapping[str, bool], result: CniResult) -> None:
+    """Give interfaces the MACs of a result, in which each is in a container or not."""
+    for one in result.interfaces:
+        if wanted.get(one.name) == bool(one.sandbox) and one.mac:
+            link = links.get(one.name)
+            if link is not None and link.mac != one.mac:
+                links.set_mac(link, one.mac)
 
 
 def _gone(pair: Container) -> str:
