@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import chain, cni, daemon, devices, gpu, installation, page, processes, report, trace, volumes
+from bench import chain, cni, daemon, devices, gpu, installation, page, processes, repair, report, trace, volumes
 from bench.attempts import Attempts
 from bench.figures import flat, of_cni, traced
 from nodeplug.testing import Kubelet, ScratchNode, folders, namespaces
@@ -161,6 +161,8 @@ def _measure_cni(folder: Path, node: ScratchNode, attempts: Attempts, *, quick: 
                 figures.update(traced(engine.masq, shares))
         with attempts.measuring("the whole chain") as figures:
             figures.update(chain.measure(engines, paths, quick=quick))
+        with attempts.measuring("repair of what somebody removes") as figures:
+            figures.update(flat("repair", repair.measure(engines[0], paths, quick=quick)))
         with attempts.measuring("what grows with a node") as figures:
             figures.update(chain.measure_growth(engines[0], paths[0], quick=quick))
     with attempts.measuring("the entrypoints alone"):

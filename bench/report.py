@@ -32,6 +32,11 @@ DAEMON: Final = {
         "memory (Pss) of the default installation with all processes, right after its start, MiB",
         80.0,
     ),
+    "repair_p50_ms": (
+        "somebody removes a bridge, its address, its route or the rules until they are back, ms, p50",
+        0.0,
+    ),
+    "repair_p99_ms": ("the same, p99", 1000.0),
     "daemon_rss_mib": ("resident memory of the daemon after all these calls, MiB", 0.0),
     "daemon_idle_cpu_percent": ("CPU while nobody calls, %", 0.0),
 }
