@@ -6,10 +6,11 @@ A step is what changes something outside of the process: a message to the kernel
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nodeplug import CniAdd, CniDel, CniResult, Netns
 from nodeplug.testing import forked
 from nodeplug_net.netlink.connection import Netlink
 
@@ -38,6 +39,30 @@ def die_before(number: int, work: Callable[[], object], *more: Step) -> None:
         setattr(owner, name, counted(getattr(owner, name)))
     work()
     os._exit(0)
+
+
+def die_in_call(
+    step: int,
+    plugin: Any,
+    verb: str,
+    config: Mapping[str, Any],
+    result: CniResult,
+    host_netns: Netns,
+    netns: Netns | None,
+    *more: Step,
+    ifname: str = "eth0",
+) -> None:
+    """Serve an `add` or `del` of container c1 behind another plugin, and be killed before a step of it."""
+    common: dict[str, Any] = {"claim": "x", "network": "net", "version": "1.1.0", "config": config, "netns": netns}
+    common |= {"container_id": "c1", "ifname": ifname, "prev_result": result, "host_netns": host_netns}
+
+    def call() -> None:
+        if verb == "add":
+            plugin.cni_add(CniAdd(**common))
+        else:
+            plugin.cni_del(CniDel(**common))
+
+    die_before(step, call, *more)
 
 
 Words = Sequence[str] | Callable[[], Sequence[str]]

@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -89,7 +89,14 @@ def refuse_missing_programs(generation: str) -> None:
         pytest.skip("containernetworking-plugins is missing: apt-get install containernetworking-plugins")
 
 
-def use(mover: Mover, keeper: str) -> None:
+class Keeping(Protocol):
+    """Where somebody keeps the reference's rules."""
+
+    folder: Path
+    keeper: str
+
+
+def use(mover: Keeping, keeper: str) -> None:
     """Choose who keeps the rules, as update-alternatives(1) would, or skip what Debian's plugins do not know."""
     mover.keeper = keeper
     for program in PROGRAMS if keeper != "nftables" else ():

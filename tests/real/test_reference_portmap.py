@@ -3,7 +3,6 @@
 `old` are Debian's plugins, which know no nftables; `current` are today's.
 """
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,16 +15,12 @@ from typing import Any
 import pytest
 from tests.node.outside import connect
 from tests.node.portmap.lab import DATAGRAM, STREAM, ask, end_servers, mapping, serve
+from tests.real.moving import DEBIAN, DUAL, KEEPERS, PATH, PROGRAMS, refuse_missing_programs, use
 
 from nodeplug.testing import CONTAINERD, CniError, CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.scratch_cni import run_in
 
-DEBIAN = Path("/usr/lib/cni")
-KEEPERS = ["iptables-nft", "iptables-legacy", "nftables"]
-PROGRAMS = ("iptables", "ip6tables")
-PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 TOML = "[plugins.bridge]\n[plugins.portmap]\n"
-DUAL = [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]
 VERSIONS = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
 OURS, THEIRS = "nodeplug-portmap", "portmap"
 
@@ -116,11 +111,7 @@ def node() -> Iterator[ScratchNode]:
 
 @pytest.fixture
 def twin(short_path: Path, generation: str, consumer: Callable[[str], Path], node: ScratchNode) -> Iterator[Twin]:
-    for program, package in (("nft", "nftables"), ("iptables-legacy", "iptables")):
-        if shutil.which(program, path=PATH) is None:
-            pytest.skip(f"needs {program} of the package {package}")
-    if generation == "old" and not (DEBIAN / "portmap").exists():
-        pytest.skip("containernetworking-plugins is missing: apt-get install containernetworking-plugins")
+    refuse_missing_programs(generation)
     (short_path / "bin").mkdir()
     with ExitStack() as stack:
         host, outside = (stack.enter_context(Sandbox(short_path / name)) for name in ("host", "outside"))
@@ -128,15 +119,6 @@ def twin(short_path: Path, generation: str, consumer: Callable[[str], Path], nod
         connect(host.netns, outside.netns)
         yield Twin(short_path, reference, node, host, outside, stack)
         end_servers()
-
-
-def use(twin: Twin, keeper: str) -> None:
-    """Choose who keeps the reference's rules, as update-alternatives(1) would."""
-    twin.keeper = keeper
-    for program in PROGRAMS if keeper != "nftables" else ():
-        found = shutil.which(program.replace("tables", f"tables-{keeper.removeprefix('iptables-')}"), path=PATH)
-        assert found is not None
-        (twin.folder / "bin" / program).symlink_to(found)
 
 
 @pytest.fixture(params=KEEPERS)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.node.bandwidth.lab import before
-from tests.node.killing import die_before
+from tests.node.killing import die_in_call
 
-from nodeplug import CniAdd, CniDel, Netns
+from nodeplug import Netns
 from nodeplug.testing.plugin_host import host
 from nodeplug_net.bandwidth.plugin import Bandwidth, BandwidthConfig
 
@@ -16,16 +16,7 @@ from nodeplug_net.bandwidth.plugin import Bandwidth, BandwidthConfig
 def main(step: int, folder: Path, here: Netns, netns: Netns, verb: str, config: dict[str, Any]) -> None:
     here.enter()
     plugin = Bandwidth(BandwidthConfig(), host(folder, plugin="scratch"))
-    common: dict[str, Any] = {"claim": "x", "network": "net", "version": "1.1.0", "config": config, "host_netns": here}
-    common |= {"container_id": "c1", "ifname": "eth0", "prev_result": before(netns), "netns": netns}
-
-    def call() -> None:
-        if verb == "add":
-            plugin.cni_add(CniAdd(**common))
-        else:
-            plugin.cni_del(CniDel(**common))
-
-    die_before(step, call)
+    die_in_call(step, plugin, verb, config, before(netns), here, netns)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
 
-from tests.node.killing import die_before
+from tests.node.killing import die_in_call
 
-from nodeplug import CniAdd, CniDel, CniInterface, CniIp, CniResult, Netns
+from nodeplug import CniInterface, CniIp, CniResult, Netns
 from nodeplug.testing.plugin_host import host
 from nodeplug_net.portmap import host_ports
 from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
@@ -25,16 +25,8 @@ def main(step: int, folder: Path, netns: str, verb: str, config: dict[str, Any])
     here.enter()
     plugin = Portmap(PortmapConfig(), host(folder, plugin="scratch"))
     plugin.start()
-    common: dict[str, Any] = {"claim": "x", "network": "net", "version": "1.1.0", "config": config, "host_netns": here}
-    common |= {"container_id": "c1", "ifname": "eth0", "prev_result": RESULT}
-
-    def call() -> None:
-        if verb == "add":
-            plugin.cni_add(CniAdd(netns=here, **common))
-        else:
-            plugin.cni_del(CniDel(**common))
-
-    die_before(step, call, (host_ports, "set_sysctl"), (socket.socket, "bind"), (socket.socket, "close"))
+    steps = (host_ports, "set_sysctl"), (socket.socket, "bind"), (socket.socket, "close")
+    die_in_call(step, plugin, verb, config, RESULT, here, here if verb == "add" else None, *steps)
 
 
 if __name__ == "__main__":

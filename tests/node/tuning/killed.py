@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.node.killing import die_before
+from tests.node.killing import die_in_call
 
-from nodeplug import CniAdd, CniDel, CniResult, Netns
+from nodeplug import CniResult, Netns
 from nodeplug.testing.plugin_host import host
 from nodeplug_net.tuning.plugin import Tuning, TuningConfig
 
@@ -16,16 +16,7 @@ def main(step: int, folder: Path, netns: str, verb: str, config: dict[str, Any])
     here = Netns.open(netns)
     plugin = Tuning(TuningConfig(allowlist=folder / "none", data_dir=folder / "tuning"), host(folder, plugin="scratch"))
     plugin.start()
-    common: dict[str, Any] = {"claim": "x", "network": "net", "version": "1.1.0", "config": config, "host_netns": here}
-    common |= {"container_id": "c1", "ifname": "eth0", "prev_result": CniResult(), "netns": here}
-
-    def call() -> None:
-        if verb == "add":
-            plugin.cni_add(CniAdd(**common))
-        else:
-            plugin.cni_del(CniDel(**common))
-
-    die_before(step, call)
+    die_in_call(step, plugin, verb, config, CniResult(), here, here)
 
 
 if __name__ == "__main__":
