@@ -325,19 +325,43 @@ def test_what_the_reference_ended_before_is_removed(chain: Chain) -> None:
     assert chain.left() == []
 
 
-@ONE
-def test_conditions_of_the_other_backend_are_refused_and_nothing_is_changed(chain: Chain) -> None:
+def add_with(chain: Chain, **keys: Any) -> Sandbox:
+    """Attach a container of ours with further keys of portmap."""
     pod = chain.stack.enter_context(Sandbox(chain.folder / "pod-c0"))
     with chain.host.netns.entered():
-        runtime = chain.runtime(OURS, conditionsV4=["!", "-d", "198.51.100.0/24"])
-        runtime.add("c0", pod.path, capability_args=chain.asked)
+        chain.runtime(OURS, **keys).add("c0", pod.path, capability_args=chain.asked)
+    return pod
+
+
+@pytest.mark.parametrize("generation", ["current"])
+@pytest.mark.parametrize(
+    ("keeper", "keys"),
+    [
+        (KEEPERS[0], {"masqAll": True, "markMasqBit": 5}),
+        (KEEPERS[0], {"externalSetMarkChain": "OF-ADMIN", "conditionsV4": ["!", "-d", "198.51.100.0/24"]}),
+        (KEEPERS[2], {"snat": False, "conditionsV6": ["ip6", "daddr", "!=", "2001:db8:1::/48"]}),
+    ],
+    ids=["masq-all", "conditions", "no-snat"],
+)
+def test_every_key_of_portmap_is_handed_over(chain: Chain, keys: dict[str, Any]) -> None:
+    for program in ("iptables", "ip6tables"):
+        chain.run(program, "-t", "nat", "-N", "OF-ADMIN")
+    pod = add_with(chain, **keys)
+    hand_over(chain, "--apply", "--backend", "nftables" if chain.keeper == "nftables" else "iptables")
+    with chain.host.netns.entered():
+        runtime = chain.runtime(THEIRS, **keys)
+        runtime.check("c0")
+        runtime.delete("c0", pod.path, capability_args=chain.asked)
+    assert chain.left() == []
+
+
+@ONE
+def test_conditions_of_the_other_backend_are_refused_and_nothing_is_changed(chain: Chain) -> None:
+    add_with(chain, conditionsV4=["!", "-d", "198.51.100.0/24"])
     before = chain.everything()
     with pytest.raises(AssertionError, match="that backend nftables does not know; choose the other one"):
         hand_over(chain, "--apply", "--backend", "nftables")
     assert chain.everything() == before
-    hand_over(chain, "--apply")
-    with chain.host.netns.entered():
-        chain.runtime(THEIRS, conditionsV4=["!", "-d", "198.51.100.0/24"]).check("c0")
 
 
 @ONE
