@@ -1,8 +1,4 @@
-"""The whole chain goes to nodeplug and back while containers run: bridge, host-local, ipMasq, portmap, bandwidth,
-tuning, firewall.
-
-Each implementation checks and ends what the other one attached. Connections go on, and nothing stays.
-"""
+"""The whole chain goes to nodeplug and back while containers run; connections go on, and nothing stays."""
 
 import re
 import shlex
