@@ -28,7 +28,7 @@ ASKED = {
 }
 """What the runtime asks for, of plugins that declare the capability."""
 MEANT: Mapping[str, str] = {
-    r"(host |pod )?links: \d+: num_[rt]x_queues": "ours have one queue, as the reference's in the end, and no room for more",
+    r"(host |pod )?links: \d+: num_[rt]x_queues": "one queue is in use; ours have no room for more",
     "result: interfaces: .*: mtu": "the specification has the key from 1.1.0 on; the reference's bridge leaves it out",
     ".*: ifalias": "`ip link` shows whose an interface is",
     ".* links: .*: txqlen": "the kernel's own; the reference's library asks for 0",
