@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from nodeplug import CniAdd, CniRequest, InvalidRequest, Netns, NotReady, PluginError
+from nodeplug import CniAdd, CniStatus, InvalidRequest, LimitedConnectivity, Netns, NotReady, PluginError
 from nodeplug_net.inner_link import Create
+from nodeplug_net.ipam.addressing import Addressing
 from nodeplug_net.netlink.connection import Netlink, Request
 from nodeplug_net.netlink.link_messages import create_link
 from nodeplug_net.netlink.links import Link, Links, links_in
@@ -105,20 +106,29 @@ def find_lower(links: Links, name: str, *, words: str = "Link not found") -> Lin
     return lower
 
 
-def require_lower(request: CniRequest, find: Callable[[Links], Link]) -> None:
+def require_lower(request: CniStatus, find: Callable[[Links], Link], addressing: Addressing, ipam: str) -> None:
     """Refuse STATUS without an interface below that is up.
 
     Args:
         request: of STATUS.
         find: finds it among the links of the host.
+        addressing: knows who has addresses of the network.
+        ipam: the IPAM plugin, or empty.
 
     Raises:
+        LimitedConnectivity: it is missing or down, and containers are attached: what they have leads nowhere.
         NotReady: it is missing or down.
     """
     with Netlink() as netlink:
         try:
             lower = find(Links(netlink))
+            found = "" if lower.is_up else f"interface {lower.name} is down; set it up"
         except InvalidRequest as error:
-            raise NotReady(f"network {request.network}: {error}") from error
-    if not lower.is_up:
-        raise NotReady(f"network {request.network}: interface {lower.name} is down; set it up")
+            found = str(error)
+    if not found:
+        return
+    attached = {label for label, _ in addressing.owners(request, ipam)}
+    if attached:
+        lost = f"{len(attached)} attached {'container has' if len(attached) == 1 else 'containers have'} no connection"
+        raise LimitedConnectivity(f"network {request.network}: {found}; {lost} meanwhile")
+    raise NotReady(f"network {request.network}: {found}")

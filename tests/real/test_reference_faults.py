@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,21 @@ def test_a_full_bridge_is_told_and_leaves_nothing(sides: tuple[Side, ...]) -> No
         side.delete(runtime)
         side.run(side.host, "ip", "link", "delete", "one0")
         side.add(runtime)
+        side.delete(runtime)
+
+
+@pytest.mark.parametrize("kind", MAIN)
+def test_status_tells_a_used_up_range_with_figures(sides: tuple[Side, ...], kind: str) -> None:
+    """The reference is ready."""
+    pool = {"type": "host-local", "subnet": "10.77.0.0/24", "rangeStart": "10.77.0.9", "rangeEnd": "10.77.0.9"}
+    for side in sides:
+        runtime = network(side, kind, ipam=pool)
+        runtime.conflist = {**runtime.conflist, "cniVersion": "1.1.0"}
+        side.add(runtime)
+        told: AbstractContextManager[Any]
+        told = pytest.raises(CniError, match=r"code 50: .* has 0 of 1 addresses free") if side.ours else nullcontext()
+        with side.host.netns.entered(), told:
+            runtime.status()
         side.delete(runtime)
 
 

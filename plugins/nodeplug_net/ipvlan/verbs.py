@@ -83,11 +83,12 @@ class Ipvlans(InnerLinks):
 
         Raises:
             NotReady: the interface below is missing or down, or IPAM has no address.
+            LimitedConnectivity: the interface below is missing or down, and containers are attached.
             InvalidRequest: a key is wrong.
         """
         config = parse_ipvlan(request)
         if config.master and not config.inside:
-            require_lower(request, partial(_find, config=config))
+            require_lower(request, partial(_find, config=config), self.addressing, config.ipam)
         self.addressing.status(request, config.ipam)
 
 

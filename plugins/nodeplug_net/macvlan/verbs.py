@@ -81,11 +81,12 @@ class Macvlans(InnerLinks):
 
         Raises:
             NotReady: the interface below is missing or down, or IPAM has no address.
+            LimitedConnectivity: the interface below is missing or down, and containers are attached.
             OSError: the kernel refuses.
         """
         config = parse_macvlan(request)
         if not config.inside:
-            require_lower(request, lambda links: find_lower(links, config.master))
+            require_lower(request, lambda links: find_lower(links, config.master), self.addressing, config.ipam)
         self.addressing.status(request, config.ipam)
 
 

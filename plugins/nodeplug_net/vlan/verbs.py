@@ -104,11 +104,12 @@ class Vlans(InnerLinks):
 
         Raises:
             NotReady: the interface below is missing or down, or IPAM has no address.
+            LimitedConnectivity: the interface below is missing or down, and containers are attached.
             InvalidRequest: a key is wrong.
         """
         config = parse_vlan(request)
         if not config.inside:
-            require_lower(request, lambda links: find_lower(links, config.master))
+            require_lower(request, lambda links: find_lower(links, config.master), self.addressing, config.ipam)
         self.addressing.status(request, config.ipam)
 
 

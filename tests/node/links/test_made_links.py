@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from nodeplug import CniDns, CniInterface, CniResult, Exhausted, InvalidRequest, Netns, NotReady, PluginError
+from nodeplug import (
+    CniDns,
+    CniInterface,
+    CniResult,
+    Exhausted,
+    InvalidRequest,
+    LimitedConnectivity,
+    Netns,
+    NotReady,
+    PluginError,
+)
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.dummy.plugin import Dummy, DummyConfig
 from nodeplug_net.ipvlan.plugin import Ipvlan, IpvlanConfig
@@ -276,6 +286,24 @@ def test_an_ipvlan_after_a_plugin_with_several_interfaces_wants_a_master(
     given = CniResult(interfaces=(CniInterface("a"), CniInterface("b")))
     with pytest.raises(InvalidRequest, match=r"chained master failure\. PrevResult lacks a single named interface"):
         scratch.add(made.plugin, made.network(master=""), "c1", scratch.container(), prev_result=given)
+
+
+@pytest.mark.parametrize("kind", ON_TOP)
+def test_status_is_limited_while_containers_are_on_an_interface_that_is_missing_or_down(
+    scratch: ScratchCni, made: Made, eyes: Any
+) -> None:
+    netns, host = scratch.container(), scratch.host_netns
+    made.add(netns)
+    eyes.change(host, lambda ip: ip.link("set", index=ip.link_lookup(ifname="up0")[0], state="down"))
+    with pytest.raises(LimitedConnectivity, match="interface up0 is down; set it up; 1 attached container has no"):
+        scratch.status(made.plugin, made.network())
+    eyes.change(host, lambda ip: ip.link("del", index=ip.link_lookup(ifname="up0")[0]))
+    with pytest.raises(LimitedConnectivity, match=r"Link not found; .* 1 attached container has no"):
+        scratch.status(made.plugin, made.network())
+    made.delete(netns)
+    with pytest.raises(NotReady, match="Link not found") as refusal:
+        scratch.status(made.plugin, made.network())
+    assert not isinstance(refusal.value, LimitedConnectivity)
 
 
 @pytest.mark.parametrize("kind", ["ipvlan", "macvlan", "vlan"])
