@@ -14,7 +14,7 @@ import pytest
 from tests.link_kinds import need_kind
 from tests.real.twins import node_with
 
-from nodeplug.testing import CniRuntime, Sandbox, ScratchNode
+from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
 
 VERSIONS = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
 MAC = "02:00:00:00:00:11"
@@ -92,7 +92,9 @@ class Side:
         plugins = [{"type": f"{prefix}{plugin}", **keys}]
         if plugin == "vrf":  # for an interface that another plugin made
             plugins.insert(0, {"type": f"{prefix}host-device", "device": "up0", **DNS})
-        document = {"cniVersion": version, "name": self.folder.parent.name, "plugins": plugins}
+        document: dict[str, Any] = {"cniVersion": version, "name": self.folder.parent.name, "plugins": plugins}
+        # The reference's host-device misses the routes that vrf has carried to another table.
+        document["disableCheck"] = plugin == "vrf"
         return CniRuntime(document, list(self.bins), cache_dir=self.folder / "cache")
 
     def add(self, version: str, plugin: str, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +134,7 @@ def sides(
             for link in ("up0", "up1"):
                 made.run(host, "link", "set", link, "up")
             made.run(pod, "link", "add", "own0", "type", "bridge")
+            made.run(pod, "link", "set", "own0", "up")
             return made
 
         reference = consumer("cni")
@@ -181,6 +184,10 @@ def alias_of(link: dict[str, Any]) -> str | None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("plugin", KEYS)
 def test_results_are_equal_in_every_version(sides: tuple[Side, Side], plugin: str, version: str) -> None:
+    if plugin == "vrf" and version < "0.3.1":
+        with pytest.raises(CniError, match="incompatible CNI versions"):
+            sides[0].add(version, plugin, FULL[plugin])
+        return
     # Few with IPv6: the kernel asks for two seconds whether somebody has its addresses.
     ipam = IPAM if version in {"0.2.0", "1.0.0"} else {**IPAM, "addresses": IPAM["addresses"][:1], "routes": ROUTES}
     keys = FULL[plugin] if plugin == "vrf" else {**FULL[plugin], "ipam": ipam}

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.real.twins import node_with
 
 from nodeplug.testing import CniRuntime, Sandbox, ScratchNode
 
-VERSIONS = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
+VERSIONS = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
 IPAM = {
     "type": "static",
     "addresses": [{"address": "192.0.2.5/24", "gateway": "192.0.2.1"}, {"address": "fd77::5/64", "gateway": "fd77::1"}],
@@ -51,7 +52,7 @@ class Side:
 
     def runtime(self, version: str, keys: Mapping[str, Any], kind: str = "") -> CniRuntime:
         plugin = {"type": kind or self.type, **keys, "capabilities": {"mac": True}}
-        document = {"cniVersion": version, "name": "twin", "plugins": [plugin]}
+        document = {"cniVersion": version, "name": self.folder.parent.name, "plugins": [plugin]}
         return CniRuntime(document, list(self.bins), cache_dir=self.folder / "cache")
 
     def add(self, version: str, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,13 +67,16 @@ class Side:
         return json.loads(self.run(self.pod, "-j", "-d", *words) or "[]")
 
 
+@pytest.fixture(scope="module")
+def node() -> Iterator[ScratchNode]:
+    """One daemon for all: each test has hosts and containers of its own."""
+    with node_with("macvlan") as made:
+        yield made
+
+
 @pytest.fixture
-def sides(short_path: Path, consumer: Callable[[str], Path]) -> Iterator[tuple[Side, Side]]:
-    root = short_path / "n"
-    root.mkdir()
+def sides(short_path: Path, node: ScratchNode, consumer: Callable[[str], Path]) -> Iterator[tuple[Side, Side]]:
     with ExitStack() as stack:
-        node = stack.enter_context(ScratchNode(root, "[plugins.macvlan]\n"))
-        assert node.run("install").returncode == 0
 
         def side(name: str, kind: str, *bins: Path) -> Side:
             host, pod = (stack.enter_context(Sandbox(short_path / f"{name}-{end}")) for end in ("host", "pod"))
@@ -95,7 +99,7 @@ def comparable(result: Any, side: Side, *, chosen: bool) -> Any:
     document = json.loads(json.dumps(result).replace(str(side.pod.path), "SANDBOX"))
     if not document.get("dns"):
         document.pop("dns", None)
-    for interface in document["interfaces"]:
+    for interface in document.get("interfaces", []):
         interface["mac"] = interface["mac"] if chosen else bool(interface["mac"])
     return document
 
@@ -136,7 +140,7 @@ def test_each_checks_and_ends_what_the_other_attached(sides: tuple[Side, Side]) 
     for side, kind, other in ((theirs, "nodeplug-macvlan", ours), (ours, "macvlan", theirs)):
         side.add("1.1.0", VARIANTS["addresses"])
         plugin = {"type": kind, **VARIANTS["addresses"]}
-        document = {"cniVersion": "1.1.0", "name": "twin", "plugins": [plugin]}
+        document = {"cniVersion": "1.1.0", "name": side.folder.parent.name, "plugins": [plugin]}
         moved = CniRuntime(document, list(other.bins), cache_dir=side.folder / "cache")
         with side.host.netns.entered():
             moved.check("c0")

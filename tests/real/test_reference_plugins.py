@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.real.twins import node_with
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
 
@@ -66,15 +67,18 @@ def reference(generation: str, consumer: Callable[[str], Path]) -> Path:
     return DEBIAN
 
 
+@pytest.fixture(scope="module")
+def node() -> Iterator[ScratchNode]:
+    """One daemon for all: each test has hosts and containers of its own."""
+    with node_with("bridge", "host-local") as made:
+        yield made
+
+
 @pytest.fixture
-def sides(short_path: Path, reference: Path) -> Iterator[tuple[Side, Side]]:
+def sides(short_path: Path, node: ScratchNode, reference: Path) -> Iterator[tuple[Side, Side]]:
     if shutil.which("ip") is None:
         pytest.skip("iproute2 is missing: apt-get install iproute2")
-    root = short_path / "n"
-    root.mkdir()
     with ExitStack() as stack:
-        node = stack.enter_context(ScratchNode(root, "[plugins.bridge]\n[plugins.host-local]\n"))
-        assert node.run("install").returncode == 0
 
         def side(name: str, folder: Path, kind: str) -> Side:
             host, pod = (stack.enter_context(Sandbox(short_path / f"{name}-{end}")) for end in ("host", "pod"))

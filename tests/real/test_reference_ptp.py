@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.real.twins import node_with
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
 
@@ -57,7 +58,7 @@ class Side:
         folder = str(self.folder / "addresses")
         plugin = {"type": self.type, "ipam": {"type": "host-local", "dataDir": folder, **ipam}, **keys}
         return CniRuntime(
-            {"cniVersion": version, "name": "twin", "plugins": [plugin]},
+            {"cniVersion": version, "name": self.folder.parent.name, "plugins": [plugin]},
             list(self.bins),
             cache_dir=self.folder / "cache",
         )
@@ -71,13 +72,16 @@ class Side:
         return json.loads(subprocess.run(command, capture_output=True, check=True).stdout or "[]")
 
 
+@pytest.fixture(scope="module")
+def node() -> Iterator[ScratchNode]:
+    """One daemon for all: each test has hosts and containers of its own."""
+    with node_with("ptp") as made:
+        yield made
+
+
 @pytest.fixture
-def sides(short_path: Path, consumer: Callable[[str], Path]) -> Iterator[tuple[Side, Side]]:
-    root = short_path / "n"
-    root.mkdir()
+def sides(short_path: Path, node: ScratchNode, consumer: Callable[[str], Path]) -> Iterator[tuple[Side, Side]]:
     with ExitStack() as stack:
-        node = stack.enter_context(ScratchNode(root, "[plugins.ptp]\n"))
-        assert node.run("install").returncode == 0
 
         def side(name: str, kind: str, *bins: Path) -> Side:
             host, pod = (stack.enter_context(Sandbox(short_path / f"{name}-{end}")) for end in ("host", "pod"))
@@ -165,7 +169,9 @@ def test_what_the_reference_attached_is_checked_and_ended_whole(sides: tuple[Sid
         rules = subprocess.run(["nft", "list", "ruleset"], capture_output=True, check=True, text=True).stdout
     assert theirs.pod.links() == theirs.host.links() == ("lo",)
     assert "10.77." not in rules
-    assert [one.name for one in (theirs.folder / "addresses" / "twin").iterdir() if one.name[0].isdigit()] == []
+    assert [
+        one.name for one in (theirs.folder / "addresses" / theirs.folder.parent.name).iterdir() if one.name[0].isdigit()
+    ] == []
 
 
 def test_gc_ends_what_the_reference_attached_and_keeps_what_is_valid(sides: tuple[Side, Side]) -> None:
