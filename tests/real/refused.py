@@ -131,13 +131,14 @@ def ranges(*sets: Any, **keys: Any) -> dict[str, Any]:
 NAMES_GO_TYPES = "the reference shows the words of Go's decoder, with names of Go types"
 
 
-def unopened(plugin: str, config: Mapping[str, Any], verb: str = "ADD") -> Bad:
+def unopened(plugin: str, config: Mapping[str, Any], verb: str = "ADD", netns: str = "/no/such/netns") -> Bad:
+    """A call for a namespace that is not there, or is none."""
     return Bad(
         plugin,
         config,
-        {"CNI_COMMAND": verb, "CNI_NETNS": "/no/such/netns"},
+        {"CNI_COMMAND": verb, "CNI_NETNS": netns},
         code=8,
-        says='failed to open netns "/no/such/netns"',
+        says=f'failed to open netns "{netns}"',
         why="the entrypoint opened it, or did not; the daemon does not know why",
     )
 

@@ -160,6 +160,16 @@ def own_namespace(scene: Scene) -> list[str]:
     return left + [f"refusal: {refusal}"] * ("code 8:" not in refusal)
 
 
+def path_without_its_namespace(scene: Scene) -> list[str]:
+    """Whoever unmounts a namespace may leave the file at its path."""
+    runtime, path = scene.network(), scene.side.folder / "fleeting"
+    with Sandbox(path) as pod, scene.side.host.netns.entered():
+        runtime.add("c0", pod.path)
+    path.touch()
+    refusal = scene.refusal(lambda: runtime.delete("c0", path))
+    return [f"DEL: {refusal}"] * bool(refusal) + scene.reserved()
+
+
 @dataclass(frozen=True)
 class Defect:
     """A scenario, and what the reference comes to in it.
@@ -190,6 +200,9 @@ DEFECTS: Mapping[str, Defect] = {
     "del-ends-mappings-of-another-network": Defect(mappings_of_another_network, ("gone: the mapping",)),
     "del-with-another-backend-leaves-rules": Defect(another_backend_than_at_add, (PORT_RULES,)),
     "two-interfaces-on-one-network": Defect(two_interfaces_on_one_network, (r"DEL: .* CNI-[0-9a-f]{24}",)),
+    "del-fails-while-a-file-is-where-the-namespace-was": Defect(
+        path_without_its_namespace, ("DEL: .* unknown FS magic", r"reserved: 10\.77\.0\.2")
+    ),
     "own-namespace-is-refused-too-late": Defect(
         own_namespace, ("left: eth0", "left: veth", "refusal: .* error parsing its diagnostic message")
     ),

@@ -92,6 +92,8 @@ SKEL = {
     ),
     "no-such-netns": unopened("loopback", {}),
     "bridge-no-such-netns": unopened("bridge", {"bridge": "br9"}),
+    "netns-is-a-file": unopened("bridge", {"bridge": "br9"}, netns="/etc/passwd"),
+    "netns-of-another-kind": unopened("bridge", {"bridge": "br9"}, netns="/proc/self/ns/uts"),
     "bridge-check-no-such-netns": unopened("bridge", {"prevResult": {"cniVersion": "1.1.0"}}, "CHECK"),
     "del-own-netns": Bad("loopback", {}, {"CNI_COMMAND": "DEL", "CNI_NETNS": "/proc/self/ns/net"}),
 }
