@@ -10,7 +10,7 @@ from tests.real.consumers import PrivateNode
 CONFLIST = {
     "cniVersion": "1.0.0",
     "name": "net",
-    "plugins": [{"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.88.0.0/24"}}],
+    "plugins": [{"type": "ptp", "ipam": {"type": "host-local", "subnet": "198.18.89.0/24"}}],
 }
 
 
@@ -24,8 +24,8 @@ def test_the_addresses_of_a_container_that_ended_without_a_del_are_freed(
         private_node.run("ip", "netns", "add", name)
         private_node.run("env", *environment, tool, "add", "net", f"/run/netns/{name}")
     private_node.run("ip", "netns", "delete", "ended")
-    private_node.run("sh", "-c", "touch -d '1 hour ago' /var/lib/cni/networks/net/10.*")
+    private_node.run("sh", "-c", "touch -d '1 hour ago' /var/lib/cni/networks/net/198.*")
     command = (sys.executable, "-m", "nodeplug", "net", "gc", "--json")
     rows = {row["address"]: (row["state"], row["freed"]) for row in json.loads(private_node.run(*command))}
-    assert rows == {"10.88.0.2": ("left over", True), "10.88.0.3": ("held", False)}
-    assert "10.88.0.2" not in private_node.run("ls", "/var/lib/cni/networks/net")
+    assert rows == {"198.18.89.2": ("left over", True), "198.18.89.3": ("held", False)}
+    assert "198.18.89.2" not in private_node.run("ls", "/var/lib/cni/networks/net")
