@@ -22,11 +22,16 @@ KEYS: dict[str, dict[str, Any]] = {
     "vlan": {"master": "up0", "vlanId": 5},
 }
 TUN = pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="needs /dev/net/tun")
-KINDS = [pytest.param(kind, marks=TUN if kind == "tap" else pytest.mark.link_kind(kind)) for kind in KEYS]
+CASES = [
+    pytest.param(kind, ending, marks=TUN if kind == "tap" else pytest.mark.link_kind(kind))
+    for kind in KEYS
+    for ending in ("del", "none", "gc")
+    if kind != "vlan"
+    or ending == "del"  # an interface carries a VLAN once, also while its container is being destroyed
+]
 
 
-@pytest.mark.parametrize("ending", ["del", "none", "gc"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "ending"), CASES)
 def test_a_del_that_was_killed_is_ended(scratch: ScratchCni, eyes: Any, look: Look, kind: str, ending: str) -> None:
     def wire(route: Any) -> None:
         route.link("add", ifname="up0", kind="veth", peer="up1")
