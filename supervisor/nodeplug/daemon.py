@@ -341,7 +341,9 @@ class Daemon:
             "sample": every(SAMPLE_INTERVAL, self._sample),
             "keep the entrypoints": every(keeper.INTERVAL, self._keeper.look),
             "health": every(HEALTH_INTERVAL, self._supervision.check_health),
-            "health that plugins want": every(HEALTH_PAUSE, lambda: self._supervision.check_wanted(self._sample)),
+            "health that plugins want": every(
+                HEALTH_PAUSE, lambda: self._supervision.check_wanted(self._sample, self._reports.measure)
+            ),
             "metrics": every(METRICS_INTERVAL, self._reports.measure),
             "configuration": self._reload(first),
             "watch the configuration": watch(self._config_path, self._reloader.reading.folder, self._reloader.notice),

@@ -206,8 +206,8 @@ def test_a_plugin_that_wants_to_is_asked_for_its_health_at_once_and_alone(lifecy
         await lifecycle.apply({"a": section(claim="a", unhealthy=True), "b": section(claim="b", unhealthy=True)})
         for name in ("a", "a", "removed meanwhile"):
             registry.want_health(name)
-        await Supervision(lifecycle).check_wanted(tell)
-        assert told == ["a: the card is gone"]
+        await Supervision(lifecycle).check_wanted(tell, tell)
+        assert told == ["a: the card is gone"] * 2
         assert not registry.health_news.is_set()
 
     run(scenario)

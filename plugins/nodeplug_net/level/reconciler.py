@@ -239,6 +239,8 @@ class Reconciler:
             LimitedConnectivity: they lack something.
             OSError: the kernel refuses.
         """
+        if host.identity == self._home and self._found:
+            self.host.refresh_health()  # as STATUS may have restored it, or a DEL ended it
         if not self.in_status or host.identity != self._home:
             return
         if any(is_container(one) and _of(one) == network for one in self._found):

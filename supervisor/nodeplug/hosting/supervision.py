@@ -68,11 +68,11 @@ class Supervision:
         await asyncio.gather(*(self._check(slot) for slot in slots if slot.state == "running"))
         return {slot.name: slot.reason or slot.state for slot in slots if slot.state != "running" or slot.reason}
 
-    async def check_wanted(self, tell: Callable[[], Awaitable[None]]) -> None:
+    async def check_wanted(self, *tell: Callable[[], Awaitable[None]]) -> None:
         """Wait until plugins want to be asked for their health, and ask them.
 
         Args:
-            tell: called afterwards, so that the rest of the daemon knows at once.
+            tell: called afterwards, one after the other, so that the rest of the daemon knows at once.
         """
         registry = self.lifecycle.registry
         await registry.health_news.wait()
@@ -80,7 +80,8 @@ class Supervision:
         wanted = [registry.slots[name] for name in registry.health_wanted if name in registry.slots]
         registry.health_wanted.clear()
         await asyncio.gather(*(self._check(slot) for slot in wanted if slot.state == "running"))
-        await tell()
+        for one in tell:
+            await one()
 
     async def renew(self, name: str) -> None:
         """Start a plugin anew beside the instance that serves, and exchange them as if its section had changed.

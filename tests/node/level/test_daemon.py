@@ -123,3 +123,27 @@ def test_a_bridge_whose_name_something_else_took_is_told_to_the_runtime(
     with host.netns.entered(), pytest.raises(CniError, match="interface br0 is not a bridge") as raised:
         runtime.status()
     assert raised.value.code == 51
+
+
+def test_a_killed_daemon_knows_its_containers_again_and_tells_what_they_lost(
+    start: Start, host: Sandbox, sandbox: Make, short_path: Path
+) -> None:
+    node, pod = start("[plugins.bridge]\n"), sandbox("pod")
+    runtime = attach(node, host, pod, short_path / "addresses")
+    os.kill(int(node.status()["pid"]), signal.SIGKILL)
+    node.kill()
+    node.start()
+    run(host, "nft flush set inet nodeplug_masquerade net_10.88.0.0/24")
+    until(lambda: metric(get(host, "/metrics")[1], "nodeplug_net_restored").endswith(" 1.0"))
+    with host.netns.entered():
+        runtime.check("c1")
+    run(pod, "ip address flush dev eth0")
+    until(lambda: "container c1: interface eth0 lost its address" in get(host, "/readyz")[1])
+    until(lambda: metric(get(host, "/metrics")[1], "nodeplug_net_missing").endswith(" 1.0"))
+    with host.netns.entered(), pytest.raises(CniError, match="container c1: interface eth0 lost its address") as raised:
+        runtime.status()
+    assert raised.value.code == 51
+    with host.netns.entered():
+        runtime.detach("c1")
+        runtime.status()
+    until(lambda: get(host, "/readyz")[0] == 200)
