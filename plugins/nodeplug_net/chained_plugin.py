@@ -79,7 +79,7 @@ class ChainedPlugin(KeptPlugin):
             chosen,
             containers.look,
             self._restore,
-            interest or (lambda: Interest(containers=containers.concerned)),
+            interest or containers.interest,
             chosen,
             containers,
             config.status_containers,

@@ -15,7 +15,6 @@ from nodeplug.fields import CniExecutable
 from nodeplug_net import DATA_DIR
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.level.containers import Containers
-from nodeplug_net.level.events import Interest
 from nodeplug_net.level.kept_plugin import KeptPlugin
 from nodeplug_net.level.reconciler import IN_STATUS, REPAIR_CONTAINERS, Reconciler
 from nodeplug_net.undo import kernel_errors
@@ -76,7 +75,7 @@ class InnerPlugin(KeptPlugin):
             chosen,
             containers.look,
             self._restore,
-            lambda: Interest(containers=containers.concerned),
+            containers.interest,
             chosen,
             containers,
             config.status_containers,

@@ -197,6 +197,7 @@ class Networks:
             ports_by_index=self.pairs.flags() if any(one.bridge for one in known.values()) else {},
             indices=self.pairs.gateways() if any(not one.bridge for one in known.values()) else frozenset(),
             containers=self.pairs.concerned,
+            changed=self.pairs.asked(),
         )
 
     def missing(self, request: CniRequest, config: NetworkConfig) -> list[str]:

@@ -4,6 +4,7 @@ Owns: the keys of the plugin.
 Refuses: work (see `verbs`).
 """
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
@@ -58,6 +59,6 @@ class Bandwidth(ChainedPlugin):
 
         def interest() -> Interest:
             aliases = verbs.aliases()
-            return Interest(pairs=aliases, shaping=bool(aliases), containers=verbs.containers.concerned)
+            return replace(verbs.containers.interest(), pairs=aliases, shaping=bool(aliases))
 
         super().__init__(config, host, verbs, interest)

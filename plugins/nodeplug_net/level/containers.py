@@ -17,12 +17,15 @@ from typing import Final
 
 from nodeplug import CniAdd, CniCheck, CniGc, CniInterface, CniRecord, CniResult, Netns, PluginError
 from nodeplug_net.attachment import OURS, Attachment, network_label
+from nodeplug_net.level.events import Interest
 from nodeplug_net.netlink.namespaces import number_of
 from nodeplug_net.nftables.sockets import Identity
 
 ANEW: Final = "delete its pod, or set 'repair_containers'"
 GRACE: Final = 0.3
 """Seconds after an ADD in which the kernel tells of what it did, and of what the next plugins of its list do."""
+QUIET: Final = 0.5
+"""Seconds between two looks at a container in whose namespace something happens all the time."""
 _LATELY: Final = 256
 """As many containers may end between two readings of what the kernel tells."""
 _CLOSED: Final = Netns.unopened("")
@@ -80,6 +83,8 @@ class Containers:
     _forgotten: set[str] | None = field(default_factory=set)
     _ended: deque[str] = field(default_factory=lambda: deque(maxlen=_LATELY))
     _dirty: set[str] = field(default_factory=set)
+    _noticed: dict[str, float] = field(default_factory=dict)
+    _later: set[str] = field(default_factory=set)
     _due: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -128,7 +133,7 @@ class Containers:
             self._drop(label)
 
     def _drop(self, label: str) -> None:
-        for one in (self._known, self._numbers):
+        for one in (self._known, self._numbers, self._noticed):
             one.pop(label, None)
         self._ended.append(label)
         if self._forgotten is not None:
@@ -179,9 +184,25 @@ class Containers:
         with self._lock:
             known = [one for one in self._known.items() if one[1].since < until]
         found = {label for label, one in known if self._number(label, one) in numbers}
+        return self._due_of(found)
+
+    def _due_of(self, noticed: Collection[str]) -> bool:
+        """Have containers compared at the next look, or later those that were just now; whether there are others."""
+        now = time.monotonic()
         with self._lock:
-            self._dirty |= found
-        return bool(found)
+            due = {label for label in noticed if now - self._noticed.get(label, 0.0) >= QUIET}
+            self._later = {label for label in (*self._later, *noticed) if label not in due and label in self._known}
+            self._noticed.update(dict.fromkeys(due, now))
+            self._dirty |= due
+        return bool(due)
+
+    def asked(self) -> Callable[[], bool] | None:
+        """Return what says whether a look that was put off is due; None if there is none."""
+        return (lambda: self._due_of(self._later)) if self._later else None
+
+    def interest(self) -> Interest:
+        """Return which events are about the containers."""
+        return Interest(containers=self.concerned, changed=self.asked())
 
     def mark(self, labels: Collection[str]) -> None:
         """Have containers compared at the next look."""

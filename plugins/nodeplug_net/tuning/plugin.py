@@ -59,5 +59,6 @@ class Tuning(ChainedPlugin):
     def __init__(self, config: TuningConfig, host: Host) -> None:
         verbs = Verbs(config.allowlist, config.data_dir, host.log)
 
-        interest = Interest(containers=verbs.containers.concerned, changed=verbs.changed)
-        super().__init__(config, host, verbs, lambda: interest)
+        super().__init__(
+            config, host, verbs, lambda: Interest(containers=verbs.containers.concerned, changed=verbs.changed)
+        )

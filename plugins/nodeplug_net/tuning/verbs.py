@@ -144,7 +144,8 @@ class Tuning:
 
         The kernel tells nobody that a setting of a namespace was written. The calling thread is in the daemon's own.
         """
-        return self.polled.news(self.containers)
+        overdue = self.containers.asked()
+        return self.polled.news(self.containers) | (overdue is not None and overdue())
 
     def collect(self, request: CniGc) -> None:
         """Serve GC: forget what interfaces were whose attachments are not valid.

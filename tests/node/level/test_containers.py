@@ -182,3 +182,13 @@ def test_who_is_attached_is_known_again_after_the_daemon_was_killed(make: Make) 
     assert looked.checks(netns, result)
     run(looked.scratch.host_netns, f"ip link del {VETH}")
     until(lambda: looked.health() == "" and looked.checks(netns, result), found=lambda: str(looked.told))
+
+
+def test_a_namespace_in_which_something_happens_all_the_time_is_looked_at_now_and_then(make: Make) -> None:
+    looked = make("bridge")
+    containers = looked.start()._level.containers
+    looked.add()
+    until(lambda: containers.concerned(range(1 << 31)))
+    assert not containers.concerned(range(1 << 31))
+    until(lambda: (overdue := containers.asked()) is not None and overdue())
+    assert containers.asked() is None
