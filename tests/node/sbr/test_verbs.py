@@ -186,7 +186,8 @@ def test_check_of_the_plugin_before_finds_a_route_that_was_carried_to_a_table(po
 
 
 def differences(pod: Pod, route: CniRoute) -> list[str]:
-    told = replace(pod.before, routes=(route,))
+    inside = replace(pod.before.interfaces[1], sandbox=pod.netns.path)
+    told = replace(pod.before, interfaces=(pod.before.interfaces[0], inside), routes=(route,))
     fields = {"container_id": "c1", "ifname": "net1", "netns": pod.netns, "prev_result": told}
     with links_in(pod.netns) as links:
         link = links.get("net1")
