@@ -22,7 +22,6 @@ from nodeplug import (
     Host,
     InvalidRequest,
     LimitedConnectivity,
-    Metric,
     Netns,
     PluginError,
     hookimpl,
@@ -34,6 +33,7 @@ from nodeplug_net.firewall.containers import Containers
 from nodeplug_net.firewall.messages import TABLE
 from nodeplug_net.firewall.rules import CHAINS
 from nodeplug_net.level.events import Interest
+from nodeplug_net.level.kept_plugin import KeptPlugin
 from nodeplug_net.level.reconciler import REPAIR, Found, Reconciler
 from nodeplug_net.undo import kernel_errors
 
@@ -52,7 +52,7 @@ class FirewallConfig(BaseModel):
     repair: bool = REPAIR
 
 
-class Firewall:
+class Firewall(KeptPlugin):
     """The plugin."""
 
     Config = FirewallConfig
@@ -98,19 +98,8 @@ class Firewall:
     @hookimpl
     def stop(self) -> None:
         """Stop to observe, and close what is open; the rules stay."""
-        self._level.stop()
+        super().stop()
         self._containers.close()
-
-    @hookimpl
-    def health(self) -> None:
-        """Restore what containers of this node lost; raise NotReady if that is not to be, or not to be done."""
-        with kernel_errors():
-            self._level.attend()
-
-    @hookimpl
-    def metrics(self) -> Sequence[Metric]:
-        """Return what is missing, and what was restored."""
-        return self._level.metrics()
 
     def _look(self) -> Found:
         missing = self._containers.missing(self._home)

@@ -22,7 +22,6 @@ from nodeplug import (
     Host,
     InvalidRequest,
     LimitedConnectivity,
-    Metric,
     Netns,
     PluginError,
     hookimpl,
@@ -30,6 +29,7 @@ from nodeplug import (
 from nodeplug.fields import CniExecutable
 from nodeplug_net.comparison import refuse
 from nodeplug_net.level.events import Interest
+from nodeplug_net.level.kept_plugin import KeptPlugin
 from nodeplug_net.level.reconciler import REPAIR, Found, Reconciler
 from nodeplug_net.portmap.config import check_portmap
 from nodeplug_net.portmap.host_ports import HostPorts, parsed
@@ -56,7 +56,7 @@ class PortmapConfig(BaseModel):
     )
 
 
-class Portmap:
+class Portmap(KeptPlugin):
     """The plugin."""
 
     Config = PortmapConfig
@@ -102,19 +102,8 @@ class Portmap:
     @hookimpl
     def stop(self) -> None:
         """Stop to observe. The ports stay reserved."""
-        self._level.stop()
+        super().stop()
         self._ports.close()
-
-    @hookimpl
-    def health(self) -> None:
-        """Restore what containers of this node lost; raise NotReady if that is not to be, or not to be done."""
-        with kernel_errors():
-            self._level.attend()
-
-    @hookimpl
-    def metrics(self) -> Sequence[Metric]:
-        """Return what is missing, and what was restored."""
-        return self._level.metrics()
 
     def _look(self) -> Found:
         missing = self._ports.missing(self._home)
