@@ -291,7 +291,7 @@ def test_it_can_be_repeated_and_changes_nothing_before_it_is_asked_for(chain: Ch
     assert chain.everything() == after
 
 
-@BACK
+@TODAY
 def test_what_was_handed_over_and_attached_again_is_handed_over_whole(chain: Chain, backend: str) -> None:
     """Both kinds of rules are there, as when it is ended in between."""
     pod = chain.add(OURS, "c0")
