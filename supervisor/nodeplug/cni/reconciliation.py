@@ -83,6 +83,7 @@ class Reconciliation:
     path: str = ""
     interval: float = 300.0
     _ended: dict[Path, float] = field(default_factory=dict)
+    _refused: str = ""
     _lane: Lane = field(default_factory=lambda: Lane("the look at libcni's cache", 30.0))
 
     async def run(self) -> None:
@@ -90,8 +91,11 @@ class Reconciliation:
         while True:
             try:
                 await self.look()
+                self._refused = ""
             except (PluginError, OSError) as error:
-                LOG.warning("what libcni remembers is not looked at: %s", error)
+                if self._refused != str(error):  # once, not every few minutes
+                    LOG.warning("what libcni remembers is not looked at: %s", error)
+                self._refused = str(error)
             except Exception:
                 LOG.exception("the look at what libcni remembers failed; it is repeated")
             await asyncio.sleep(self.interval)
@@ -204,9 +208,13 @@ def _namespace(path: str, written: float) -> tuple[State, str]:
     folder = Path(path).parent
     if not folder.is_dir():
         return "unknown", f"the folder of its network namespace {path} does not exist here"
-    if not _sees_node() and not any(one.fs_type == "nsfs" and Path(one.target).parent == folder for one in mounts()):
+    if not _sees_node() and not _shows_namespaces(folder.resolve()):
         return "unknown", f"network namespace {path} is not seen, but no other one of {folder} either"
     return "left over", f"network namespace {path} is gone"
+
+
+def _shows_namespaces(folder: Path) -> bool:
+    return any(one.fs_type == "nsfs" and Path(one.target).parent == folder for one in mounts())
 
 
 def _sees_node() -> bool:

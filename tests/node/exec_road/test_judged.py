@@ -210,3 +210,21 @@ def test_a_container_that_is_attached_anew_meanwhile_is_not_ended(place: Place, 
         place.road.call("test", env("ADD"), CONFIG)
     place.road.wait_for(place.reconciliation._end(verdict))
     assert place.plugin.ended == []
+
+
+def test_who_asks_is_told_what_would_end_and_then_what_has_ended(
+    place: Place, make_netns: Callable[[str], Path]
+) -> None:
+    place.put(str(place.folder / "gone"))
+    place.put(str(make_netns("lives")), "c2")
+
+    def report(*, dry_run: bool) -> list[tuple[str, str, bool]]:
+        found = place.road.wait_for(place.reconciliation.report(dry_run=dry_run))["attachments"]
+        assert all(one["types"] == ["foreign", "test"] for one in found)
+        return [(one["container_id"], one["state"], one["ended"]) for one in found]
+
+    assert report(dry_run=True) == [("c1", "left over", False), ("c2", "held", False)]
+    assert place.plugin.ended == []
+    assert report(dry_run=False) == [("c1", "left over", True), ("c2", "held", False)]
+    assert place.plugin.ended == ["c1"]
+    assert report(dry_run=True) == [("c2", "held", False)]
