@@ -17,7 +17,7 @@ from typing import Final
 
 from nodeplug import CniAdd, CniCheck, CniGc, CniInterface, CniRecord, CniResult, Netns, PluginError
 from nodeplug_net.attachment import OURS, Attachment, network_label
-from nodeplug_net.level.events import Interest
+from nodeplug_net.level.events import ANYWHERE, Interest, Place
 from nodeplug_net.netlink.namespaces import number_of
 from nodeplug_net.nftables.sockets import Identity
 
@@ -79,7 +79,7 @@ class Containers:
     home: Identity | None = None
     differing: frozenset[str] = frozenset()
     _known: dict[str, Container] = field(default_factory=dict)
-    _numbers: dict[str, int] = field(default_factory=dict)
+    _places: dict[str, Place] = field(default_factory=dict)
     _forgotten: set[str] | None = field(default_factory=set)
     _ended: deque[str] = field(default_factory=lambda: deque(maxlen=_LATELY))
     _dirty: set[str] = field(default_factory=set)
@@ -104,13 +104,13 @@ class Containers:
             if last:
                 self._forgotten = None
 
-    def keep(self, request: CniAdd, result: CniResult, number: int | None = None) -> None:
+    def keep(self, request: CniAdd, result: CniResult, place: Place | None = None) -> None:
         """Note the container that an ADD has attached.
 
         Args:
             request: the ADD.
             result: its own.
-            number: the kernel's of the container's namespace (`namespaces`), if that is known.
+            place: where the kernel has the interface, if that is known.
         """
         if self.home not in {None, request.host_netns.identity}:
             return
@@ -120,10 +120,10 @@ class Containers:
         with self._lock:
             self._known.pop(label, None)  # the newest comes last
             self._known[label] = one
-            if number is None:
-                self._numbers.pop(label, None)
+            if place is None:
+                self._places.pop(label, None)
             else:
-                self._numbers[label] = number
+                self._places[label] = place
             if self._forgotten is not None:
                 self._forgotten.discard(label)
 
@@ -133,7 +133,7 @@ class Containers:
             self._drop(label)
 
     def _drop(self, label: str) -> None:
-        for one in (self._known, self._numbers, self._noticed):
+        for one in (self._known, self._places, self._noticed):
             one.pop(label, None)
         self._ended.append(label)
         if self._forgotten is not None:
@@ -172,19 +172,21 @@ class Containers:
                     self._drop(label)
         return {label: one for label, one in known.items() if label not in ended}
 
-    def concerned(self, numbers: Collection[int]) -> bool:
-        """Whether the kernel told of something in a container's namespace, which then is compared at the next look.
+    def concerned(self, places: Collection[Place]) -> bool:
+        """Whether the kernel told of something that may be a container's, which then is compared at the next look.
 
         What an ADD and the rest of its list do is no news. Called by the observer, in the daemon's own namespace.
 
         Args:
-            numbers: the kernel's, of the namespaces that it told of.
+            places: where.
         """
         until = time.monotonic() - GRACE
         with self._lock:
             known = [one for one in self._known.items() if one[1].since < until]
-        found = {label for label, one in known if self._number(label, one) in numbers}
-        return self._due_of(found)
+        if ANYWHERE in places:
+            return self._due_of([label for label, _ in known])
+        numbers, told = {number for number, _ in places}, frozenset(places)
+        return self._due_of([label for label, one in known if _is_told(self._place(label, one), numbers, told)])
 
     def _due_of(self, noticed: Collection[str]) -> bool:
         """Have containers compared at the next look, or later those that were just now; whether there are others."""
@@ -213,10 +215,10 @@ class Containers:
         """Have all of them compared at the next look."""
         self._due = True
 
-    def _number(self, label: str, one: Container) -> int | None:
-        if label not in self._numbers and (number := number_of(one.path, one.namespace)) is not None:
-            self._numbers[label] = number
-        return self._numbers.get(label)
+    def _place(self, label: str, one: Container) -> Place | None:
+        if label not in self._places and (number := number_of(one.path, one.namespace)) is not None:
+            self._places[label] = number, 0
+        return self._places.get(label)
 
     def look(self) -> dict[str, list[str]]:
         """Name what running containers that are due lost, by label.
@@ -233,7 +235,7 @@ class Containers:
             every, dirty, self._due, self._dirty = self.every or self._due, self._dirty, False, set()
         chosen = known if every else {*dirty, *self.differing} & known.keys()
         for label in chosen:
-            self._number(label, known[label])  # from now on the kernel tells of what happens there
+            self._place(label, known[label])  # from now on the kernel tells of what happens there
         found = {label: texts for label in chosen if (texts := self._compared(known[label]))}
         self.differing = frozenset(found)
         return {label: [_sentence(known[label], texts)] for label, texts in found.items()}
@@ -295,6 +297,12 @@ class Containers:
             return one.request
         runtime = {**(one.request.config.get("runtimeConfig") or {}), "mac": mac}
         return replace(one.request, config={**one.request.config, "runtimeConfig": runtime})
+
+
+def _is_told(place: Place | None, numbers: Collection[int], told: Collection[Place]) -> bool:
+    if place is None or place[0] not in numbers:
+        return False
+    return not place[1] or place in told or (place[0], 0) in told
 
 
 def _without_mac(request: CniCheck) -> CniCheck:

@@ -32,7 +32,6 @@ _ROUTE_GROUPS: Final = (1, 4, 5, 7, 9, 11, 24, 25)
 _ELSEWHERE_GROUPS: Final = (1, 5, 7, 8, 9, 11, 19)
 """RTNLGRP_LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE."""
 _LISTEN_ALL_NSID: Final = 8
-_ANYWHERE: Final = range(1 << 31)
 _NFTABLES_GROUP: Final = 7  # NFNLGRP_NFTABLES
 _NEWLINK: Final = 16
 _DELLINK: Final = 17
@@ -64,10 +63,18 @@ _NETCONF_IFINDEX: Final = 1
 _NETCONF_FORWARDING: Final = 2
 _ALL: Final = -1  # NETCONFA_IFINDEX_ALL
 _DATAGRAM: Final = 1 << 17
+_BEGINNING: Final = 1024
+"""Bytes of a message in which the interface is."""
 _NUMBER: Final = struct.Struct("=i")
 _BESIDE: Final = (_SOL_NETLINK, _LISTEN_ALL_NSID)
 Program = Sequence[tuple[int, int, int, int]]
 """A filter of a socket (struct sock_filter)."""
+
+
+Place = tuple[int, int]
+"""The kernel's number of another namespace, and the index of an interface there; 0 may be any of them."""
+ANYWHERE: Final[Place] = (-1, 0)
+"""The kernel had to drop what it would have told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ class Interest:
         shaping: whether the end of qdiscs and filters matters.
         ports_by_index: hairpin mode and isolation that ports of bridges are to have.
         indices: of interfaces without a bridge: their addresses and routes.
-        containers: says whether one of the plugin's is in any of these namespaces, by the kernel's numbers for them.
+        containers: says whether one of the plugin's has any of these interfaces.
         changed: says whether something has changed of what the kernel does not tell; asked every second. None if there
             is nothing to ask about.
     """
@@ -101,7 +108,7 @@ class Interest:
     shaping: bool = False
     ports_by_index: Mapping[int, tuple[bool, bool]] = field(default_factory=dict)
     indices: frozenset[int] = frozenset()
-    containers: Callable[[Collection[int]], bool] = lambda _: False
+    containers: Callable[[Collection[Place]], bool] = lambda _: False
     changed: Callable[[], bool] | None = None
 
 
@@ -113,13 +120,13 @@ class Events:
         route: messages of rtnetlink.
         rules: datagrams of nf_tables, each of one transaction.
         lost: whether the kernel had to drop some.
-        elsewhere: the numbers of other namespaces where something may have gone.
+        elsewhere: where in other namespaces something may have gone.
     """
 
     route: Sequence[bytes] = ()
     rules: Sequence[bytes] = ()
     lost: bool = False
-    elsewhere: Collection[int] = frozenset()
+    elsewhere: Collection[Place] = frozenset()
 
     def concern(self, interest: Interest) -> bool:
         """Whether a plugin should look."""
@@ -259,7 +266,7 @@ class Sockets:
         route, lost = _drain(self.route)
         rules, more_lost = _drain(self.rules)
         foreign = [one for one in rules if _HEADER.unpack_from(one)[4] not in OWN_PORTS]
-        elsewhere = _numbers(self.elsewhere) if self.elsewhere is not None else ()
+        elsewhere = _places(self.elsewhere) if self.elsewhere is not None else ()
         return Events(list(_messages(route)), foreign, lost or more_lost, elsewhere)
 
     def all(self) -> Sequence[socket.socket]:
@@ -289,24 +296,30 @@ def _drain(opened: socket.socket) -> tuple[list[bytes], bool]:
                 found.append(data)
 
 
-def _numbers(opened: socket.socket) -> Collection[int]:
-    """Read of which namespaces something was told; of any, if the kernel had to drop some.
-
-    What has no number beside it is of the socket's own namespace.
-    """
-    found: set[int] = set()
-    lost = False
+def _places(opened: socket.socket) -> Collection[Place]:
+    """Read where something was told of; what has no number beside it is of the socket's own namespace."""
+    found: set[Place] = set()
     while True:
         try:
-            _, beside, _, _ = opened.recvmsg(1, socket.CMSG_SPACE(4))
+            data, beside, _, _ = opened.recvmsg(_BEGINNING, socket.CMSG_SPACE(4))
         except BlockingIOError:
-            return _ANYWHERE if lost else found
+            return found
         except OSError as error:
             if error.errno != errno.ENOBUFS:
                 raise
-            lost = True
+            found.add(ANYWHERE)
         else:
-            found |= {_NUMBER.unpack(data)[0] for level, kind, data in beside if (level, kind) == _BESIDE}
+            for level, kind, number in beside:
+                if (level, kind) == _BESIDE and len(data) >= _LINK_BODY - 8:
+                    found.add((_NUMBER.unpack(number)[0], _index_in(data)))
+
+
+def _index_in(message: bytes) -> int:
+    """Return which interface a message is about; 0 if it may be any: of a rule, or of a route in place of another."""
+    kind = _HEADER.unpack_from(message)[1]
+    if kind in {_NEWLINK, _DELLINK, _DELADDR}:
+        return int(struct.unpack_from("=i", message, 20)[0])
+    return _way_of(message) if kind == _DELROUTE else 0
 
 
 def _messages(datagrams: Iterable[bytes]) -> Iterator[bytes]:

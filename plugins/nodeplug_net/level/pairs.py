@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from nodeplug import CniAdd, CniCheck, CniResult, PluginError
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.level.containers import ANEW, Container, Containers
+from nodeplug_net.level.events import Place
 from nodeplug_net.level.host_ends import HostEnd
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links, links_in
@@ -31,8 +32,7 @@ class Pairs(Containers):
     def keep_pair(self, request: CniAdd, result: CniResult, outside: Link) -> None:
         """Note the container that an ADD has attached, and its host end."""
         self._indices[Attachment.of(request).label] = outside.index
-        number = outside.peer_netns
-        self.keep(request, result, number if number is not None and number >= 0 else None)
+        self.keep(request, result, _other_end(outside))
 
     @contextmanager
     def made_again(self, label: str) -> Iterator[CniAdd]:
@@ -64,8 +64,8 @@ class Pairs(Containers):
         ends = {link.alias: link for link in there if link.alias in known}
         self._indices = {label: link.index for label, link in ends.items()}
         for label, link in ends.items():
-            if link.peer_netns is not None and link.peer_netns >= 0:
-                self._numbers[label] = link.peer_netns
+            if (place := _other_end(link)) is not None:
+                self._places[label] = place
         gone = {label: [_gone(one)] for label, one in known.items() if label not in ends}
         return gone | self._look({label: one for label, one in known.items() if label in ends})
 
@@ -102,6 +102,12 @@ class Pairs(Containers):
         """Return the indices of host ends that are gateways of their containers, as far as they are known."""
         indices = list(self._indices.items())
         return frozenset(index for label, index in indices if label in self._known)
+
+
+def _other_end(outside: Link) -> Place | None:
+    """Return where the other end of a host end is."""
+    number = outside.peer_netns
+    return (number, outside.peer) if number is not None and number >= 0 else None
 
 
 def _give_macs(links: Links, wanted: Mapping[str, bool], result: CniResult) -> None:

@@ -1,16 +1,19 @@
 """What a running container lost of its own is named at once everywhere, and restored if that was chosen."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 from tests.node.level.lab import Looked, run
 
-from nodeplug import CniResult, Netns
+from nodeplug import CniCheck, CniResult, Netns
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug.testing.waiting import until
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.level.containers import GRACE
+from nodeplug_net.level.events import ANYWHERE
 
 Config = Callable[..., dict[str, Any]]
 Make = Callable[..., Looked]
@@ -73,7 +76,7 @@ def test_what_a_container_lost_is_told_by_health_status_and_metrics(
 def settled(plugin: Any) -> bool:
     """Whether what the kernel told of the ADD itself has passed, which is no news."""
     containers = plugin._level.containers
-    return not containers._known or containers.concerned(range(1 << 31))
+    return not containers._known or containers.concerned([ANYWHERE])
 
 
 @pytest.mark.parametrize(("name", "damage", "text"), DAMAGE)
@@ -188,7 +191,28 @@ def test_a_namespace_in_which_something_happens_all_the_time_is_looked_at_now_an
     looked = make("bridge")
     containers = looked.start()._level.containers
     looked.add()
-    until(lambda: containers.concerned(range(1 << 31)))
-    assert not containers.concerned(range(1 << 31))
+    until(lambda: containers.concerned([ANYWHERE]))
+    assert not containers.concerned([ANYWHERE])
     until(lambda: (overdue := containers.asked()) is not None and overdue())
     assert containers.asked() is None
+
+
+def test_of_many_interfaces_in_one_namespace_the_one_is_looked_at_that_lost_something(make: Make) -> None:
+    looked = make("bridge")
+    looked.start()
+    netns, _ = looked.add()
+    other = {"container_id": "c2", "netns": netns, "ifname": "eth1"}
+    looked.scratch.add(looked.plugin, looked.network, **other)
+    looked.health()
+    containers, compared = looked.plugin._level.containers, list[str]()
+    differences: Callable[[CniCheck], Iterable[str]] = containers.differences
+
+    def noted(request: CniCheck) -> Iterable[str]:
+        compared.append(request.ifname)
+        return differences(request)
+
+    containers.differences = noted
+    until(lambda: all(time.monotonic() - one.since > GRACE for one in containers._known.values()))
+    run(netns, "ip address del 10.88.0.3/24 dev eth1")
+    until(lambda: "interface eth1 lost its address" in looked.told[-1], found=lambda: str(looked.told))
+    assert set(compared) == {"eth1"}
