@@ -1,7 +1,7 @@
 """The running containers that a plugin serves: as their ADDs left them, what differs from that, and the ADDs again.
 
 Owns: who is attached and has not been detached, in memory, and when a container is compared: when the kernel told of
-something in its namespace, as long as it differs, and all of them when the daemon asks by itself.
+something in its namespace, as long as it differs, and now and then, when the daemon asks by itself.
 Refuses: to know what is compared, which the plugin's CHECK does, too; containers whose namespace has ended, whose DEL
 comes later; and files: the daemon records each ADD, and tells a plugin that starts (`Host.attachments`).
 """
@@ -26,6 +26,8 @@ GRACE: Final = 0.3
 """Seconds after an ADD in which the kernel tells of what it did, and of what the next plugins of its list do."""
 QUIET: Final = 0.5
 """Seconds between two looks at a container in whose namespace something happens all the time."""
+SHARES: Final = 3
+"""Slow looks after which each container has been compared, where the kernel tells of what happens to it meanwhile."""
 _LATELY: Final = 256
 """As many containers may end between two readings of what the kernel tells."""
 _CLOSED: Final = Netns.unopened("")
@@ -86,6 +88,7 @@ class Containers:
     _noticed: dict[str, float] = field(default_factory=dict)
     _later: set[str] = field(default_factory=set)
     _due: bool = True
+    _turn: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def recover(self, records: Iterable[CniRecord], *, last: bool = False) -> None:
@@ -210,6 +213,15 @@ class Containers:
         """Have containers compared at the next look."""
         with self._lock:
             self._dirty.update(labels)
+
+    def mark_some(self) -> None:
+        """Have a share of them compared at the next look, each time the next ones."""
+        with self._lock:
+            labels = list(self._known)
+            if labels:
+                start, count = self._turn % len(labels), -(-len(labels) // SHARES)
+                self._dirty.update((labels * 2)[start : start + count])
+                self._turn = start + count
 
     def mark_all(self) -> None:
         """Have all of them compared at the next look."""

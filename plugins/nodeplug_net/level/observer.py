@@ -73,6 +73,11 @@ class Observer:
         self._thread = threading.Thread(target=self._run, name="net:observer", daemon=True)
         self._thread.start()
 
+    @property
+    def hears_elsewhere(self) -> bool:
+        """Whether the kernel tells of what happens in containers' namespaces, and somebody listens."""
+        return self._sockets.elsewhere is not None and self._thread is not None and self._thread.is_alive()
+
     def end(self) -> None:
         """End the thread at once; it closes the sockets. To be called once."""
         os.eventfd_write(self._wake_up, 1)

@@ -166,7 +166,8 @@ class Reconciler:
                 self._recovers_at = math.inf
                 self.containers.recover(self.host.attachments(), last=True)
             if not self._noticed:  # the slow look
-                self.containers.mark_all()
+                told = self._observation is not None and self._observation.observer.hears_elsewhere
+                (self.containers.mark_some if told else self.containers.mark_all)()
             self._noticed = False
             found = self._confirmed()
             if found:

@@ -35,6 +35,7 @@ class Looked:
     network: dict[str, Any]
     made: list[Any] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    asking: list[threading.Thread] = field(default_factory=list)
 
     @property
     def plugin(self) -> Any:
@@ -47,12 +48,16 @@ class Looked:
             self.scratch.folder,
             plugin=self.name,
             attachments=self.recorded,
-            refresh_health=lambda: threading.Thread(target=self.health).start(),
+            refresh_health=self._ask,
         )
         plugin = MODELS[self.name](given, data_dir=self.scratch.folder / "networks", **keys)
         self.made.append(plugin)
         self.scratch.on_host(plugin.start)
         return plugin
+
+    def _ask(self) -> None:
+        self.asking.append(threading.Thread(target=self.health))
+        self.asking[-1].start()
 
     def recorded(self) -> list[Any]:
         """What the daemon recorded of the plugin's claims."""
@@ -97,8 +102,11 @@ class Looked:
         return [(one.value, one.labels["of"]) for one in self.plugin.metrics()[1].samples]
 
     def stop(self) -> None:
+        """End it, and wait for whoever still asks: the namespaces are closed then."""
         for one in self.made:
             one.stop()
+        for thread in list(self.asking):
+            thread.join()
 
 
 def run(netns: Netns, command: str) -> str:

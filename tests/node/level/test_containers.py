@@ -12,7 +12,7 @@ from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug.testing.waiting import until
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge.plugin import Bridge
-from nodeplug_net.level.containers import GRACE
+from nodeplug_net.level.containers import GRACE, SHARES
 from nodeplug_net.level.events import ANYWHERE
 
 Config = Callable[..., dict[str, Any]]
@@ -216,3 +216,23 @@ def test_of_many_interfaces_in_one_namespace_the_one_is_looked_at_that_lost_some
     run(netns, "ip address del 10.88.0.3/24 dev eth1")
     until(lambda: "interface eth1 lost its address" in looked.told[-1], found=lambda: str(looked.told))
     assert set(compared) == {"eth1"}
+
+
+def test_each_container_is_compared_now_and_then_though_the_kernel_tells_nothing(make: Make) -> None:
+    looked = make("bridge")
+    looked.start()
+    for number in range(4):
+        looked.add(f"c{number}")
+    looked.health()
+    containers, compared = looked.plugin._level.containers, list[str]()
+
+    def noted(request: CniCheck) -> Iterable[str]:
+        compared.append(request.container_id)
+        return ()
+
+    containers.differences = noted
+    for _ in range(SHARES):
+        before = len(compared)
+        looked.health()
+        assert len(compared) - before == 2
+    assert set(compared) == {"c0", "c1", "c2", "c3"}

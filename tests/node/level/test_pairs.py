@@ -32,17 +32,22 @@ class Node:
     network: dict[str, Any]
     made: list[Any] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    asking: list[threading.Thread] = field(default_factory=list)
 
     def start(self, **keys: Any) -> Any:
         given = host(
             self.scratch.folder,
             attachments=self.scratch.attachments,
-            refresh_health=lambda: threading.Thread(target=self.health).start(),
+            refresh_health=self._ask,
         )
         plugin = MODELS[self.name](given, data_dir=self.scratch.folder / "networks", **keys)
         self.made.append(plugin)
         self.scratch.on_host(plugin.start)
         return plugin
+
+    def _ask(self) -> None:
+        self.asking.append(threading.Thread(target=self.health))
+        self.asking[-1].start()
 
     def health(self) -> str:
         try:
@@ -68,6 +73,8 @@ def node(scratch: ScratchCni, config: Callable[..., dict[str, Any]], request: py
     yield made
     for one in made.made:
         one.stop()
+    for thread in list(made.asking):
+        thread.join()
 
 
 def test_a_deleted_host_end_is_told_when_the_kernel_tells_of_it(node: Node) -> None:

@@ -30,6 +30,7 @@ class Node:
     plugin: Bridge = field(init=False)
     told: list[str] = field(default_factory=list)
     looks: int = 0
+    asking: list[threading.Thread] = field(default_factory=list)
 
     def start(self) -> None:
         given = host(self.scratch.folder, attachments=self.scratch.attachments, refresh_health=self._asked)
@@ -39,7 +40,14 @@ class Node:
 
     def _asked(self) -> None:
         self.looks += 1
-        threading.Thread(target=self.health).start()
+        self.asking.append(threading.Thread(target=self.health))
+        self.asking[-1].start()
+
+    def stop(self) -> None:
+        """End it, and wait for whoever still asks: the namespaces are closed then."""
+        self.plugin.stop()
+        for thread in list(self.asking):
+            thread.join()
 
     def health(self) -> str:
         """Ask for health as the daemon does; return what is wrong."""
@@ -71,7 +79,7 @@ class Node:
 def node(scratch: ScratchCni, config: Make) -> Iterator[Node]:
     made = Node(scratch, config(ipMasq=True, macspoofchk=True, portIsolation=True, cniVersion="1.1.0"))
     yield made
-    made.plugin.stop()
+    made.stop()
 
 
 def restored(node: Node) -> bool:
