@@ -11,7 +11,8 @@ from ipaddress import ip_address
 from nodeplug import CniAdd, CniResult, CniRoute, PluginError
 from nodeplug_net.netlink.connection import Netlink, Request
 from nodeplug_net.netlink.dad import settle
-from nodeplug_net.netlink.links import Link, Links, address_request, route_request, set_sysctl, up_request
+from nodeplug_net.netlink.links import Link, Links, address_request, route_request, up_request
+from nodeplug_net.sysctl import set_sysctl
 
 Afterwards = Callable[[Link], Sequence[Request]]
 

@@ -13,7 +13,8 @@ from nodeplug_net.comparison import inside_differences
 from nodeplug_net.container_interface import configure, enable_ipv6
 from nodeplug_net.interface_config import DelegationConf
 from nodeplug_net.ipam.addressing import BEFORE_INTERFACES, IN_PROCESS, Addressing
-from nodeplug_net.netlink.links import Link, Links, set_sysctl
+from nodeplug_net.netlink.links import Link, Links
+from nodeplug_net.sysctl import set_sysctl
 from nodeplug_net.undo import Errors, Undo
 
 Log = logging.LoggerAdapter[logging.Logger]

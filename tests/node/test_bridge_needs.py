@@ -12,9 +12,10 @@ from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net import needs
 from nodeplug_net.bridge.plugin import Bridge, BridgeConfig
 from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Link, Links, get_sysctl, set_sysctl
+from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.nftables import encoding as nftables
 from nodeplug_net.nftables import masquerade_messages as nft
+from nodeplug_net.sysctl import get_sysctl, set_sysctl
 
 Make = Callable[..., dict[str, Any]]
 

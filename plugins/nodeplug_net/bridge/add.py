@@ -24,9 +24,10 @@ from nodeplug_net.ipam.addressing import BEFORE_INTERFACES, gateway_of
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.changes import LINKS, Changes
 from nodeplug_net.netlink.connection import Netlink, Request
-from nodeplug_net.netlink.links import OPER_UP, Link, Links, get_request, parse_link, set_sysctl
+from nodeplug_net.netlink.links import OPER_UP, Link, Links, get_request, parse_link
 from nodeplug_net.nftables.masquerade import Element, Masquerade
 from nodeplug_net.nftables.spoof_check import SpoofCheck
+from nodeplug_net.sysctl import set_sysctl
 from nodeplug_net.undo import Undo
 from nodeplug_net.veth import VethPair
 

@@ -11,7 +11,8 @@ from ipaddress import IPv4Interface, IPv6Interface
 from nodeplug import CniIp, InvalidRequest, PluginError
 from nodeplug_net.bridge.config import BridgeConfig
 from nodeplug_net.forwarding import ensure_forwarding, prepare_gateway_interface
-from nodeplug_net.netlink.links import Interface, Link, Links, set_sysctl
+from nodeplug_net.netlink.links import Interface, Link, Links
+from nodeplug_net.sysctl import set_sysctl
 
 
 def ensure_bridge(links: Links, config: BridgeConfig) -> Link:

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import Final
@@ -395,29 +395,3 @@ def new_mac() -> bytes:
     drawn = bytearray(os.urandom(6))
     drawn[0] = drawn[0] & 0xFC | 0x02
     return bytes(drawn)
-
-
-def set_sysctl(path: str, value: str) -> None:
-    """Write `/proc/sys/net/<path>` of the calling thread's namespace; a kernel without it (no IPv6) needs no setting.
-
-    Raises:
-        OSError: the setting cannot be written.
-    """
-    with suppress(FileNotFoundError):
-        descriptor = os.open(f"/proc/sys/net/{path}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, value.encode())
-        finally:
-            os.close(descriptor)
-
-
-def get_sysctl(path: str) -> str | None:
-    """Read `/proc/sys/net/<path>` of the calling thread's namespace; None when this kernel has no such setting."""
-    try:
-        descriptor = os.open(f"/proc/sys/net/{path}", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        return os.read(descriptor, 256).decode("ascii").strip()
-    finally:
-        os.close(descriptor)

@@ -31,8 +31,7 @@ _CREATE: Final = 0x605  # NLM_F_CREATE | NLM_F_EXCL
 _REPLACE: Final = 0x505  # NLM_F_CREATE | NLM_F_REPLACE
 _APPEND: Final = 0xC05  # NLM_F_CREATE | NLM_F_APPEND
 _ONE_QUEUE: Final = (("IFLA_NUM_TX_QUEUES", 1), ("IFLA_NUM_RX_QUEUES", 1))
-"""Unasked, veth makes one for each processor and takes all but one away again (veth_init_queues), and each time
-it waits for a grace period of RCU while it holds the lock of all links."""
+"""Unasked, veth makes one per processor and takes all but one away, with every link locked for two grace periods."""
 _SKIP_STATISTICS: Final = 8  # RTEXT_FILTER_SKIP_STATS
 IFF_UP: Final = 0x1
 IFF_PROMISC: Final = 0x100

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniStatus, Host, InvalidRequest, PluginError, TryAgain
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Links, get_sysctl, set_sysctl
+from nodeplug_net.netlink.links import Links
 from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.nftables.sockets import Identity, NftSockets, open_nft
 from nodeplug_net.portmap import conntrack
@@ -25,6 +25,7 @@ from nodeplug_net.portmap.reservations import Port, Reservations
 from nodeplug_net.portmap.table import Entry, PortTable, entry_of
 from nodeplug_net.records import ADDING, Record, Records
 from nodeplug_net.reference.ports import ReferencePorts
+from nodeplug_net.sysctl import get_sysctl, set_sysctl
 from nodeplug_net.undo import Errors, Undo
 
 if TYPE_CHECKING:

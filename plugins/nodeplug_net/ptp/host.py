@@ -10,8 +10,9 @@ from nodeplug import CniIp, CniRequest
 from nodeplug_net.attachment import network_label
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import Request
-from nodeplug_net.netlink.links import Interface, Link, Links, address_request, set_sysctl
+from nodeplug_net.netlink.links import Interface, Link, Links, address_request
 from nodeplug_net.netlink.messages import u32
+from nodeplug_net.sysctl import set_sysctl
 
 
 def links_of(request: CniRequest, links: Links) -> list[Link]:

@@ -15,7 +15,7 @@ from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug.testing.waiting import until
 from nodeplug_net.bridge.plugin import Bridge, BridgeConfig
 from nodeplug_net.level import events, reconciler
-from nodeplug_net.netlink.links import get_sysctl
+from nodeplug_net.sysctl import get_sysctl
 
 Make = Callable[..., dict[str, Any]]
 
