@@ -160,7 +160,7 @@ def world(side: Side) -> Any:
         str([one.get(key) for key in ROUTE])
         for family in ("-4", "-6")
         for one in side.show(side.pod, family, "route", "show", "table", "all", "dev", "eth0")
-        if one.get("table") != "local" and not one["dst"].startswith(("fe80", "ff00"))
+        if one.get("type", "unicast") == "unicast" and not one["dst"].startswith("fe80")  # the others are the kernel's
     ]
     with side.pod.netns.entered():
         names = ("ipv4/conf/eth0/arp_notify", "ipv6/conf/eth0/ndisc_notify", "ipv6/conf/eth0/keep_addr_on_down")
