@@ -2,6 +2,7 @@
 
 import os
 import resource
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import ip_interface
@@ -61,6 +62,10 @@ def remove_default_route(netns: Netns) -> None:
     pyroute(netns, lambda route: route.route("del", dst="0.0.0.0/0", gateway="10.88.0.1"))
 
 
+def drop_route() -> None:
+    subprocess.run(["ip", "route", "del", "10.88.0.0/24"], check=True)
+
+
 def release_port(netns: Netns) -> None:
     pyroute(netns, lambda route: route.link("set", index=route.link_lookup(ifname=PORT)[0], master=0))
 
@@ -99,6 +104,10 @@ DRIFTS: dict[str, tuple[str, Damage]] = {
         lambda s, _: change(
             s.host_netns, "br0", lambda links, link: links.remove_address(link, ip_interface("10.88.0.1/24"))
         ),
+    ),
+    "bridge route": (
+        "the host has no route to 10.88.0.0/24 through br0",
+        lambda s, _: s.on_host(drop_route),
     ),
     "masquerade entry": ("is not masqueraded", lambda s, _: unmasquerade(s)),
     "reservation": (

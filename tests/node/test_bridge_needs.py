@@ -1,5 +1,6 @@
 """What a bridge network needs, when somebody takes it away: STATUS and health tell, and cry for nothing else."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from ipaddress import ip_interface
@@ -15,6 +16,7 @@ from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.nftables import encoding as nftables
 from nodeplug_net.nftables import masquerade_messages as nft
+from nodeplug_net.nftables.masquerade import Masquerade
 from nodeplug_net.sysctl import get_sysctl, set_sysctl
 
 Make = Callable[..., dict[str, Any]]
@@ -99,7 +101,23 @@ def set_ports_down(scratch: ScratchCni) -> None:
     on_bridge(scratch, run)
 
 
+def drop_route(scratch: ScratchCni) -> None:
+    command = ["ip", "route", "del", "10.88.0.0/24", "dev", "br0"]
+    scratch.on_host(lambda: subprocess.run(command, check=True))
+
+
+def unmasquerade(scratch: ScratchCni) -> None:
+    def run() -> None:
+        with Netlink(12) as netlink:
+            masquerade = Masquerade(netlink)
+            masquerade.remove(masquerade.entries("nodeplug net c1 "))
+
+    scratch.on_host(run)
+
+
 DAMAGE = {
+    "a deleted route": (drop_route, r"the host has no route to 10\.88\.0\.0/24, the subnet of network net"),
+    "addresses without masquerading": (unmasquerade, r"address 10\.88\.0\.2 of container c1 is not masqueraded"),
     "a host that forwards no more": (stop_forwarding, "the host forwards nothing for network net, net/ipv4/ip_forward"),
     "a port that is down": (set_ports_down, "1 interfaces of network net, such as veth[0-9a-f]{8}, are down"),
     "a deleted bridge": (delete_bridge, "bridge br0 of network net is gone: the next ADD"),
