@@ -256,8 +256,8 @@ class Containers:
         try:
             with self.checked(one) as request:
                 return list(self.differences(_without_mac(request)))
-        except PluginError as error:
-            return [error.message] if one.is_running else []
+        except (OSError, PluginError) as error:
+            return [error.message if isinstance(error, PluginError) else str(error)] if one.is_running else []
 
     @contextmanager
     def checked(self, one: Container) -> Iterator[CniCheck]:

@@ -108,7 +108,7 @@ class Reconciler:
         restore: restores one thing, in the same namespace. May raise OSError or PluginError.
         interest: which events are about what was made.
         repair_containers: whether what is missing of a container is restored, too.
-        containers: those of the plugin.
+        containers: those of the plugin, if it has records of them by the daemon alone.
         in_status: whether STATUS fails for what a container lacks.
     """
 
@@ -118,7 +118,7 @@ class Reconciler:
     restore: Callable[[str], None]
     interest: Callable[[], Interest]
     repair_containers: bool = False
-    containers: Containers = field(default_factory=Containers)
+    containers: Containers | None = None
     in_status: bool = True
     restored: Counter[str] = field(default_factory=Counter)
     missing: dict[str, int] = field(default_factory=dict)
@@ -134,10 +134,12 @@ class Reconciler:
         """Take over what is recorded, and observe the namespace that the calling thread is in, and no other."""
         self.stop()
         current = Netns.current()
-        self._home = self.containers.home = current.identity
+        self._home = current.identity
         current.close()
-        self.containers.recover(self.host.attachments())
-        self._recovers_at = time.monotonic() + _LATE
+        if self.containers is not None:
+            self.containers.home = self._home
+            self.containers.recover(self.host.attachments())
+            self._recovers_at = time.monotonic() + _LATE
         try:
             self._observation = observe(self.interest, self._notice)
         except OSError as error:
@@ -162,20 +164,28 @@ class Reconciler:
             OSError: the kernel refuses.
         """
         with self._lock:
-            if time.monotonic() >= self._recovers_at:
-                self._recovers_at = math.inf
-                self.containers.recover(self.host.attachments(), last=True)
-            if not self._noticed:  # the slow look
-                told = self._observation is not None and self._observation.observer.hears_elsewhere
-                (self.containers.mark_some if told else self.containers.mark_all)()
-            self._noticed = False
+            if self.containers is not None:
+                self._choose(self.containers)
             found = self._confirmed()
             if found:
                 found = self._restored(found)
             self._found = frozenset(found)
+            known = self.containers.labels() if self.containers is not None else ()
+            for ended in [one for one in self._patience if is_container(one) and one not in known]:
+                del self._patience[ended]
             self.missing = dict(sum((Counter({_of(thing): len(texts)}) for thing, texts in found.items()), Counter()))
         if found:
             raise NotReady("; ".join(self._told(thing, texts) for thing, texts in found.items()))
+
+    def _choose(self, containers: Containers) -> None:
+        """Say which containers are compared, besides those that the kernel told of."""
+        if time.monotonic() >= self._recovers_at:
+            self._recovers_at = math.inf
+            containers.recover(self.host.attachments(), last=True)
+        if not self._noticed:  # the slow look
+            told = self._observation is not None and self._observation.observer.hears_elsewhere
+            (containers.mark_some if told else containers.mark_all)()
+        self._noticed = False
 
     def _confirmed(self) -> Found:
         """Look; and look again if something is missing, as a DEL that is under way takes away what is found next."""
