@@ -67,7 +67,7 @@ consumers: ## Build today's kubelet, control plane, containerd and CNI plugins f
 python: ## Bootstrap Debian 13 and its Python for tests/node/workers, once (two minutes, 150 MB; needs root)
 	.ci/build-python
 
-emulated: $(STAMP) ## Run tests of links and cgroups on Debian's kernel, emulated (half an hour, 70 MB once; needs root and qemu-system-x86)
+emulated: $(STAMP) ## Run tests of links and cgroups on Debian's kernel, emulated (three quarters of an hour, 70 MB once; needs root and qemu-system-x86)
 	.ci/emulated
 
 meta: $(STAMP)
