@@ -60,6 +60,8 @@ class Pairs(Containers):
         Raises:
             OSError: the kernel refuses.
         """
+        there = list(there)
+        self._forget_handed_over(there)
         known = self.running()
         ends = {link.alias: link for link in there if link.alias in known}
         self._indices = {label: link.index for label, link in ends.items()}
@@ -68,6 +70,15 @@ class Pairs(Containers):
                 self._places[label] = place
         gone = {label: [_gone(one)] for label, one in known.items() if label not in ends}
         return gone | self._look({label: one for label, one in known.items() if label in ends})
+
+    def _forget_handed_over(self, there: Iterable[Link]) -> None:
+        """Forget those whose host end has lost its label: another program ends them now (`reference.way_back`)."""
+        unlabelled = {link.name for link in there if not link.alias and link.kind == "veth"}
+        if not unlabelled:
+            return
+        with self._lock:
+            for label in [one for one, whose in self._known.items() if whose.attachment.host_veth in unlabelled]:
+                self._drop(label)
 
     def host_ends(self) -> list[HostEnd]:
         """Return what running containers need on the host, oldest first; the calling thread is in its namespace."""

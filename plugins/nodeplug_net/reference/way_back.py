@@ -56,7 +56,7 @@ def entries(masquerade: Masquerade, node: Node) -> list[Entry]:
 
 
 def apply(planned: Iterable[Entry], netlink: Netlink, write: Write, log: logging.LoggerAdapter[logging.Logger]) -> None:
-    """Write the reference's rules, remove ours, and take our labels from the interfaces.
+    """Write the reference's rules, take our labels from the interfaces, and remove our rules.
 
     Args:
         planned: entries whose attachment is known.
@@ -72,10 +72,6 @@ def apply(planned: Iterable[Entry], netlink: Netlink, write: Write, log: logging
     reference = Reference(netlink, log)
     alive = [(whose, one) for whose, one in known if not one.ended]
     write([(whose, one.address) for whose, one in alive if not reference.covers(whose, one.element.address)])
-    elements = {one.element for _, one in known}
-    masquerade = Masquerade(netlink)
-    masquerade.discard(lambda present: [one for one in present if one in elements])
-    masquerade.prune()
     with Netlink() as route:
         links = Links(route)
         for whose in dict.fromkeys(whose for whose, _ in alive):
@@ -84,3 +80,8 @@ def apply(planned: Iterable[Entry], netlink: Netlink, write: Write, log: logging
                 reference.end(whose, list)
             elif link.alias == whose.label:
                 links.clear_alias(link)
+    # Without a label a running daemon does not take what goes now for damage.
+    elements = {one.element for _, one in known}
+    masquerade = Masquerade(netlink)
+    masquerade.discard(lambda present: [one for one in present if one in elements])
+    masquerade.prune()

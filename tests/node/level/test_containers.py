@@ -1,5 +1,6 @@
 """What a running container lost of its own is named at once everywhere, and restored if that was chosen."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,6 +15,10 @@ from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge.plugin import Bridge
 from nodeplug_net.level.containers import GRACE, SHARES
 from nodeplug_net.level.events import ANYWHERE
+from nodeplug_net.nftables.masquerade import Masquerade
+from nodeplug_net.nftables.sockets import open_nft
+from nodeplug_net.reference import way_back
+from nodeplug_net.reference.way_back import Entry
 
 Config = Callable[..., dict[str, Any]]
 Make = Callable[..., Looked]
@@ -236,3 +241,25 @@ def test_each_container_is_compared_now_and_then_though_the_kernel_tells_nothing
         looked.health()
         assert len(compared) - before == 2
     assert set(compared) == {"c0", "c1", "c2", "c3"}
+
+
+def test_what_is_handed_over_to_the_reference_is_neither_missing_nor_restored(make: Make) -> None:
+    looked = make("bridge", ipMasq=True)
+    looked.start(repair_containers=True)
+    looked.add()
+    looked.add("c2")
+    assert looked.health() == ""
+
+    def hand_over() -> list[Entry]:
+        with open_nft() as netlink:
+            log = logging.LoggerAdapter(logging.getLogger(__name__))
+            found = way_back.entries(Masquerade(netlink), looked.scratch.folder)
+            way_back.apply([one for one in found if "c1" in one.element.label], netlink, lambda _: None, log)
+            return way_back.entries(Masquerade(netlink), looked.scratch.folder)
+
+    assert len(looked.scratch.on_host(hand_over)) == 1
+    for _ in range(2):
+        assert looked.health() == ""
+    assert looked.restored() == []
+    assert "c1" not in run(looked.scratch.host_netns, "nft list ruleset")
+    assert looked.plugin._level.containers.labels() == {Attachment("net", "c2", "eth0").label}
