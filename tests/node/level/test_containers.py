@@ -13,6 +13,7 @@ from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug.testing.waiting import until
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.level import containers
 from nodeplug_net.level.containers import GRACE, SHARES
 from nodeplug_net.level.events import ANYWHERE
 from nodeplug_net.nftables.masquerade import Masquerade
@@ -26,7 +27,8 @@ VETH = Attachment("net", "c1", "eth0").host_veth
 
 
 @pytest.fixture
-def make(scratch: ScratchCni, config: Config) -> Iterator[Make]:
+def make(scratch: ScratchCni, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setattr(containers, "QUIET", 0.0)
     made: list[Looked] = []
 
     def begin(name: str, **keys: Any) -> Looked:
@@ -80,8 +82,8 @@ def test_what_a_container_lost_is_told_by_health_status_and_metrics(
 
 def settled(plugin: Any) -> bool:
     """Whether what the kernel told of the ADD itself has passed, which is no news."""
-    containers = plugin._level.containers
-    return not containers._known or containers.concerned([ANYWHERE])
+    known = plugin._level.containers
+    return not known._known or known.concerned([ANYWHERE])
 
 
 @pytest.mark.parametrize(("name", "damage", "text"), DAMAGE)
@@ -192,14 +194,17 @@ def test_who_is_attached_is_known_again_after_the_daemon_was_killed(make: Make) 
     until(lambda: looked.health() == "" and looked.checks(netns, result), found=lambda: str(looked.told))
 
 
-def test_a_namespace_in_which_something_happens_all_the_time_is_looked_at_now_and_then(make: Make) -> None:
+def test_a_namespace_in_which_something_happens_all_the_time_is_looked_at_now_and_then(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked = make("bridge")
-    containers = looked.start()._level.containers
+    monkeypatch.setattr(containers, "QUIET", 0.5)
+    known = looked.start()._level.containers
     looked.add()
-    until(lambda: containers.concerned([ANYWHERE]))
-    assert not containers.concerned([ANYWHERE])
-    until(lambda: (overdue := containers.asked()) is not None and overdue())
-    assert containers.asked() is None
+    until(lambda: known.concerned([ANYWHERE]))
+    assert not known.concerned([ANYWHERE])
+    until(lambda: (overdue := known.asked()) is not None and overdue())
+    assert known.asked() is None
 
 
 def test_of_many_interfaces_in_one_namespace_the_one_is_looked_at_that_lost_something(make: Make) -> None:
@@ -209,15 +214,15 @@ def test_of_many_interfaces_in_one_namespace_the_one_is_looked_at_that_lost_some
     other = {"container_id": "c2", "netns": netns, "ifname": "eth1"}
     looked.scratch.add(looked.plugin, looked.network, **other)
     looked.health()
-    containers, compared = looked.plugin._level.containers, list[str]()
-    differences: Callable[[CniCheck], Iterable[str]] = containers.differences
+    known, compared = looked.plugin._level.containers, list[str]()
+    differences: Callable[[CniCheck], Iterable[str]] = known.differences
 
     def noted(request: CniCheck) -> Iterable[str]:
         compared.append(request.ifname)
         return differences(request)
 
-    containers.differences = noted
-    until(lambda: all(time.monotonic() - one.since > GRACE for one in containers._known.values()))
+    known.differences = noted
+    until(lambda: all(time.monotonic() - one.since > GRACE for one in known._known.values()))
     run(netns, "ip address del 10.88.0.3/24 dev eth1")
     until(lambda: "interface eth1 lost its address" in looked.told[-1], found=lambda: str(looked.told))
     assert set(compared) == {"eth1"}
@@ -229,13 +234,13 @@ def test_each_container_is_compared_now_and_then_though_the_kernel_tells_nothing
     for number in range(4):
         looked.add(f"c{number}")
     looked.health()
-    containers, compared = looked.plugin._level.containers, list[str]()
+    known, compared = looked.plugin._level.containers, list[str]()
 
     def noted(request: CniCheck) -> Iterable[str]:
         compared.append(request.container_id)
         return ()
 
-    containers.differences = noted
+    known.differences = noted
     for _ in range(SHARES):
         before = len(compared)
         looked.health()
