@@ -6,10 +6,8 @@ Refuses: the rules of the wire (`codec`), of threads and deadlines (`runner`), a
 anything on stdout but one JSON document.
 """
 
-import asyncio
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,12 +34,9 @@ from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Hook, Runner, close_all
 from nodeplug.hosting.slot import Route
-from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
-SIGHT_PATIENCE: Final = 2.0
-"""Seconds after an ADD in which the kernel may say by what it knows the container's namespace."""
 
 
 @dataclass(slots=True)
@@ -175,7 +170,7 @@ class CniService:
 
     async def _delete(self, route: Route, request: CniDel, owned: list[Netns], call: Call) -> None:
         """Call the hook, and forget the attachment."""
-        in_thread = self._records.at_once and "cni_del" in route.hooks and route.elsewhere("cni_del") is None
+        in_thread = self._records.at_once and "cni_del" in route.hooks
 
         def around(hook: Hook) -> Hook:
             def delete(**arguments: Any) -> Any:
@@ -244,15 +239,13 @@ class CniService:
         """Call the hook.
 
         That it begins is recorded first: a daemon that is killed within, and whose runtime never comes back, leaves
-        what another daemon can end.
+        what another daemon can end. So it has a thread of this process, wherever the plugin runs.
         """
         added = _Added()
         if "cni_add" not in route.hooks:
             return added
         host = request.host_netns.identity
         begun = Begun(_key(request), request.netns.path, host=host, asked=asked)
-        if route.elsewhere("cni_add") is not None:
-            return await self._added_elsewhere(route, request, owned, call, begun)
 
         def around(hook: Hook) -> Hook:
             def add(**arguments: Any) -> Any:
@@ -269,19 +262,6 @@ class CniService:
             return add
 
         await self._hook(route, "cni_add", request, owned, call, around)
-        return added
-
-    async def _added_elsewhere(
-        self, route: Route, request: CniAdd, owned: list[Netns], call: Call, begun: Begun
-    ) -> "_Added":
-        """Record in a thread that an ADD begins, and let the plugin do it in its process."""
-        added = _Added()
-        if request.netns.is_open:
-            host, container = (Netns(os.dup(one.fd), one.path) for one in (request.host_netns, request.netns))
-            noting = _begin_aside(self._records, begun, host, container)
-            done, _ = await asyncio.wait({noting}, timeout=SIGHT_PATIENCE)
-            added.sighting = noting.result() if done and noting.exception() is None else None
-        added.result = await self._hook(route, "cni_add", request, owned, call)
         return added
 
 
@@ -303,27 +283,6 @@ class _Added:
         """Return what is recorded."""
         key, path = _key(request), request.netns.path
         return Attachment(key, path, self.result, host=host, sighting=self.sighting, asked=asked)
-
-
-def _begin_aside(records: Records, begun: Begun, host: Netns, container: Netns) -> "asyncio.Future[Sighting | None]":
-    """Identify a container's namespace and record that its ADD begins, in a thread of its own, which closes both."""
-
-    def work() -> Sighting | None:
-        try:
-            host.enter()
-            sighting = sight(container)
-            records.begin(replace(begun, sighting=sighting))
-        except OSError:
-            return None
-        else:
-            return sighting
-        finally:
-            close_all((host, container))
-
-    noting = aside(work, f"begin of {begun.key}")
-    if noting.done():  # no thread can be started
-        close_all((host, container))
-    return noting
 
 
 def _encode(request: CniAdd, result: Any) -> bytes:
