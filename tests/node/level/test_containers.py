@@ -19,6 +19,7 @@ from nodeplug_net.level.events import ANYWHERE
 from nodeplug_net.nftables.masquerade import Masquerade
 from nodeplug_net.nftables.sockets import open_nft
 from nodeplug_net.reference import way_back
+from nodeplug_net.reference.recorded import Node
 from nodeplug_net.reference.way_back import Entry
 
 Config = Callable[..., dict[str, Any]]
@@ -258,9 +259,10 @@ def test_what_is_handed_over_to_the_reference_is_neither_missing_nor_restored(ma
     def hand_over() -> list[Entry]:
         with open_nft() as netlink:
             log = logging.LoggerAdapter(logging.getLogger(__name__))
-            found = way_back.entries(Masquerade(netlink), looked.scratch.folder)
+            node = Node(looked.scratch.folder / "run", looked.scratch.folder)
+            found = way_back.entries(Masquerade(netlink), node)
             way_back.apply([one for one in found if "c1" in one.element.label], netlink, lambda _: None, log)
-            return way_back.entries(Masquerade(netlink), looked.scratch.folder)
+            return way_back.entries(Masquerade(netlink), node)
 
     assert len(looked.scratch.on_host(hand_over)) == 1
     for _ in range(2):
