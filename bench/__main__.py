@@ -23,7 +23,21 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import chain, cni, daemon, devices, gpu, installation, page, processes, repair, report, trace, volumes
+from bench import (
+    chain,
+    cni,
+    daemon,
+    devices,
+    gpu,
+    growth,
+    installation,
+    page,
+    processes,
+    repair,
+    report,
+    trace,
+    volumes,
+)
 from bench.attempts import Attempts
 from bench.figures import flat, of_cni, traced
 from nodeplug.testing import Kubelet, ScratchNode, folders, namespaces
@@ -61,6 +75,7 @@ def _inside(*, quick: bool) -> int:
             attempts = Attempts(status.update)
             kind = asyncio.run(_measure(folder, attempts, quick=quick))
     finally:
+        folders.unmount_below(folder)
         folders.remove(folder)
     docs = None if quick else page.DOCS
     return conclude(attempts, _about(kind, quick=quick), console, RESULTS, docs)
@@ -99,8 +114,7 @@ def conclude(attempts: Attempts, about: Mapping[str, Any], console: Console, res
 
 
 async def _measure(folder: Path, attempts: Attempts, *, quick: bool) -> str:
-    root = folder / "n"
-    root.mkdir()
+    root = daemon.with_run_in_memory(folder / "n")
     devices.make_nodes(folder / "dev")
     node = ScratchNode(
         root, daemon.plugins(folder / "dev"), supervisor=daemon.SUPERVISOR, env={"PYTHONPATH": str(ROOT)}
@@ -164,7 +178,7 @@ def _measure_cni(folder: Path, node: ScratchNode, attempts: Attempts, *, quick: 
         with attempts.measuring("repair of what somebody removes") as figures:
             figures.update(flat("repair", repair.measure(engines[0], paths, quick=quick)))
         with attempts.measuring("what grows with a node") as figures:
-            figures.update(chain.measure_growth(engines[0], paths[0], quick=quick))
+            figures.update(growth.measure(engines[0], paths[0], quick=quick))
     with attempts.measuring("the entrypoints alone"):
         ours = [engine for engine in engines if engine.kind != "reference" and not engine.masquerade]
         alone = cni.alone(ours, 20 if quick else 300)

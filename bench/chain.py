@@ -2,13 +2,11 @@
 
 bridge, host-local, ipMasq, portmap, bandwidth, tuning and firewall; both versions of IP, and a host port for each
 container. A call of the chain is what a runtime does: each executable in order, with the result of the one before (DEL
-in the other order). Also what grows with a node: a thousand attachments in one pair of namespaces, and a store that
-holds ten thousand addresses.
+in the other order).
 Owns: these configurations, calls and series.
 Refuses: to choose implementations (`bench.cni` does), and gates.
 """
 
-import ipaddress
 import json
 import shutil
 import time
@@ -24,8 +22,6 @@ from bench.measure import Execution, Summary, execute
 KINDS: Final = ("bridge", "portmap", "bandwidth", "tuning", "firewall")
 RATES: Final = {"ingressRate": 10**9, "ingressBurst": 10**7, "egressRate": 10**9, "egressBurst": 10**7}
 FIRST_PORT: Final = 20000
-HELD: Final = 10_000
-ATTACHMENTS: Final = 1000
 Figures = dict[str, float]
 Seconds = Mapping[str, list[float]]
 
@@ -179,38 +175,3 @@ def _bursts(found: Sequence[Chain], paths: Sequence[Path], rounds: int) -> dict[
 def _port(chain: Chain, place: int) -> int:
     """A port that no other chain and no other container has."""
     return FIRST_PORT + 1000 * (chain.number % 10) + place
-
-
-def measure_growth(engine: Engine, netns: Path, *, quick: bool) -> Figures:
-    """Attach one container's namespace again and again, and ask a store that holds many addresses; ours alone."""
-    chain = Chain.of(engine, 160)
-    count, edge = (20, 5) if quick else (ATTACHMENTS, 100)
-    config = chain.config("bridge", 0) | {"isDefaultGateway": False, "isGateway": True, "ipMasq": False}
-    names = [f"n{number}" for number in range(count)]
-    seconds = [chain.execute("bridge", "ADD", name, netns, config, name).seconds for name in names]
-    for name in names:
-        chain.execute("bridge", "DEL", name, netns, config, name)
-    first, last = Summary.of(seconds[:edge]), Summary.of(seconds[-edge:])
-    return {
-        "attachments_first_p50_ms": first.p50,
-        "attachments_last_p50_ms": last.p50,
-        "attachments_growth": last.p50 / first.p50,
-        **_held(Chain(chain.kind, chain.folder, 161, chain.data.with_name("held")), netns, 5 if quick else 100),
-    }
-
-
-def _held(chain: Chain, netns: Path, times: int) -> Figures:
-    config = chain.config("bridge", 0) | {"ipMasq": False}
-    config["ipam"]["ranges"] = config["ipam"]["ranges"][:1]
-    folder = chain.data / str(config["name"])
-    folder.mkdir(parents=True)
-    start = ipaddress.ip_address(f"10.{chain.number}.0.2")
-    for number in range(HELD):
-        (folder / str(start + number)).write_text(f"held{number}\r\neth0")
-    (folder / "last_reserved_ip.0").write_text(str(start + HELD - 1))
-    added, asked = [], []
-    for number in range(times):
-        added.append(chain.execute("bridge", "ADD", f"h{number}", netns, config).seconds)
-        chain.execute("bridge", "DEL", f"h{number}", netns, config)
-        asked.append(chain.execute("bridge", "STATUS", "", netns, config | {"cniVersion": "1.1.0"}).seconds)
-    return {"held_add_p50_ms": Summary.of(added).p50, "held_status_p50_ms": Summary.of(asked).p50}

@@ -142,11 +142,13 @@ class Bursts:
         calls: seconds of each call, by verb.
         wall: seconds of all bursts together.
         cpu: seconds of user and of system time that the daemon spent meanwhile.
+        callers: seconds of both that the executions took.
     """
 
     calls: dict[str, list[float]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
     wall: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
     cpu: dict[str, tuple[float, float]] = field(default_factory=lambda: dict.fromkeys(VERBS, (0.0, 0.0)))
+    callers: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
 
 
 @contextmanager
@@ -213,6 +215,7 @@ def bursts(engines: list[Engine], paths: list[Path], rounds: int, daemon: int) -
 def _note(series: Bursts, verb: str, done: list[Execution], wall: float, cpu: tuple[float, float]) -> None:
     series.calls[verb] += [execution.seconds for execution in done]
     series.wall[verb] += wall
+    series.callers[verb] += sum(execution.cpu for execution in done)
     user, system = series.cpu[verb]
     series.cpu[verb] = (user + cpu[0], system + cpu[1])
 

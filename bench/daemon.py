@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from nodeplug import mount
 from nodeplug.testing import Kubelet, ScratchNode
 from nodeplug.testing.waiting import until
 
@@ -48,6 +49,14 @@ resource = "{NODES}"
 [[plugins.hostdev.config.resources.groups]]
 nodes = [{{ path = "{devices}/n*", probe = "exists" }}]
 """
+
+
+def with_run_in_memory(root: Path) -> Path:
+    """Make the root of a node whose /run is in memory, as a node's is; who removes the root unmounts it."""
+    run = root / "run"
+    run.mkdir(parents=True)
+    mount("run", str(run), "tmpfs")
+    return root
 
 
 async def registered_after_start(node: ScratchNode, kubelet: Kubelet, times: int) -> float:

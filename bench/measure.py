@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One finished execution: seconds from before the spawn to after the wait."""
+    """One finished execution: seconds from before the spawn to after the wait; of the processor with its children."""
 
     seconds: float
     status: int
     stdout: bytes
+    cpu: float = 0.0
 
     def checked(self, what: str) -> "Execution":
         """Return itself if it succeeded.
@@ -39,10 +40,11 @@ def execute(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str]
         actions = [(os.POSIX_SPAWN_DUP2, source, 0), (os.POSIX_SPAWN_DUP2, sink, 1)]
         started = time.perf_counter()
         pid = os.posix_spawn(path, [path, *argv], dict(env), file_actions=actions)
-        _, status = os.waitpid(pid, 0)
+        _, status, used = os.wait4(pid, 0)
         seconds = time.perf_counter() - started
         os.lseek(sink, 0, os.SEEK_SET)
-        return Execution(seconds, os.waitstatus_to_exitcode(status), os.read(sink, 1 << 20))
+        stdout = os.read(sink, 1 << 20)
+        return Execution(seconds, os.waitstatus_to_exitcode(status), stdout, used.ru_utime + used.ru_stime)
     finally:
         os.close(source)
         os.close(sink)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from bench import daemon
 from bench.frames import ask as send
 from bench.measure import Summary
 from nodeplug.exec.frame import Frame
@@ -55,7 +56,8 @@ async def measure(root: Path, environment: Mapping[str, str], *, quick: bool) ->
     """Start a node of its own and measure everything; return figures by name."""
     burning = root / "burning"
     burning.mkdir(parents=True)
-    node = ScratchNode(root / "n", plugins(burning), supervisor='listen = ""\n', env=environment)
+    home = daemon.with_run_in_memory(root / "n")
+    node = ScratchNode(home, plugins(burning), supervisor='listen = ""\n', env=environment)
     figures: dict[str, float] = {}
     async with Kubelet(root / "n" / "var" / "lib" / "kubelet") as kubelet:
         try:

@@ -95,9 +95,15 @@ CHAIN: Final = {
     for verb in ("ADD", "CHECK", "DEL")
 }
 GROWTH: Final = {
-    "attachments_first_p50_ms": ("ADD, the first hundred of a thousand attachments, p50", 0.0),
+    "lives_first_p50_ms": ("a thousand attachments one after another: ADD, the first hundred, p50", 0.0),
+    "lives_last_p50_ms": ("ADD, the last hundred, p50", 0.0),
+    "lives_growth": ("the last hundred by the first", 1.3),
+    "attachments_first_p50_ms": ("a thousand attachments at once: ADD, the first hundred, p50", 0.0),
     "attachments_last_p50_ms": ("ADD, the last hundred, p50", 0.0),
     "attachments_growth": ("the last hundred by the first", 1.3),
+    "kernel_first_p50_ms": ("the kernel alone: the first hundred of a thousand pairs at once, p50", 0.0),
+    "kernel_last_p50_ms": ("the last hundred, p50", 0.0),
+    "kernel_growth": ("the last hundred by the first", 0.0),
     "held_add_p50_ms": ("ADD where 10,000 addresses are held, p50", 4.0),
     "held_status_p50_ms": ("STATUS where 10,000 addresses are held, p50", 10.0),
 }

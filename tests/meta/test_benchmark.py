@@ -13,18 +13,14 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from bench import report
+from bench.figures import GATES
 from nodeplug.install.native import SOURCE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "performance.md"
 DETAILS = re.compile(r"_(p50|p90|p99)_(ms|ratio)$|_(throughput_ratio|per_s|ms)$|^(reference|script|native)_|_masq")
 PARTS = ("in_plugin", "in_netlink", "in_files", "netlink_requests", "on_the_road", "daemon_user", "daemon_system")
-GATED = (
-    "cni_add_p50_ratio",
-    "cni_del_p50_ratio",
-    "cni_add_masq_p50_ratio",
-    "cni_add_16_throughput_ratio",
-)
+GATED = [gate.key for gate in GATES]
 PROMISED = (
     *GATED,
     "shim_p50_ms",
