@@ -18,8 +18,19 @@ from nodeplug.install.native import SOURCE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "performance.md"
-DETAILS = re.compile(r"_(p50|p90|p99)_(ms|ratio)$|_(throughput_ratio|per_s|ms)$|^(reference|script|native)_|_masq")
-PARTS = ("in_plugin", "in_netlink", "in_files", "netlink_requests", "on_the_road", "daemon_user", "daemon_system")
+DETAILS = re.compile(
+    r"_(p50|p90|p99)_(ms|ratio)$|_(throughput_ratio|per_s|ms)$|(?<=_cpu)_ratio$|^(reference|script|native)_|_masq"
+)
+PARTS = (
+    "in_plugin",
+    "in_netlink",
+    "in_files",
+    "netlink_requests",
+    "on_the_road",
+    "daemon_user",
+    "daemon_system",
+    "cpu",
+)
 GATED = [gate.key for gate in GATES]
 PROMISED = (
     *GATED,
