@@ -2,14 +2,16 @@
 
 A thousand attachments of one pair of namespaces, each ended before the next, show what a daemon keeps of those that are
 gone. A thousand at once are ports of one bridge, whose other ends share one namespace: the kernel brings what each of
-them sends to all, itself to all others, and takes longer with each. How long is measured too, by the same messages
-without entrypoint, daemon and addresses' files; a bridge has 1023 ports at most.
+them sends to all others, for seconds after an ADD and with all links locked, and takes longer with each. How long is
+measured too, by the same messages at the same pace, without entrypoint, daemon and addresses' files; a bridge has 1023
+ports at most.
 Owns: these configurations, calls and series.
 Refuses: the other implementation, and gates.
 """
 
 import ipaddress
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +25,13 @@ from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import Netlink, Request
 from nodeplug_net.netlink.links import OPER_UP, Link, Links, address_request, links_in, up_request
 from nodeplug_net.netlink.messages import u32
+from nodeplug_net.sysctl import set_sysctl
 
 HELD: Final = 10_000
 ATTACHMENTS: Final = 1000
 _EDGE: Final = 100
 _PAUSE: Final = 0.0001
+_GATEWAYS: Final = (ipaddress.ip_interface("10.162.0.1/16"), ipaddress.ip_interface("fd00:162::1/64"))
 _FIRST: Final = ((ipaddress.ip_address("10.162.0.2"), 16), (ipaddress.ip_address("fd00:162::2"), 64))
 Figures = dict[str, float]
 
@@ -38,8 +42,9 @@ def measure(engine: Engine, netns: Path, *, quick: bool) -> Figures:
     chain = Chain.of(engine, 160)
     config = chain.config("bridge", 0) | {"isDefaultGateway": False, "isGateway": True, "ipMasq": False}
     figures = _edges("lives", _lives(chain, netns, config, count), edge)
-    figures |= _edges("attachments", _at_once(chain, netns, config, count), edge)
-    figures |= _edges("kernel", _kernel_alone(netns.parent, count), edge)
+    at_once = _at_once(chain, netns, config, count)
+    figures |= _edges("attachments", at_once, edge)
+    figures |= _edges("kernel", _kernel_alone(netns.parent, at_once), edge)
     return figures | _held(Chain(chain.kind, chain.folder, 161, chain.data.with_name("held")), netns, edge)
 
 
@@ -68,18 +73,28 @@ def _at_once(chain: Chain, netns: Path, config: dict[str, object], count: int) -
     return seconds
 
 
-def _kernel_alone(folder: Path, count: int) -> list[float]:
-    """Make pairs between two namespaces of their own, which take them along when they end."""
+def _kernel_alone(folder: Path, pace: Sequence[float]) -> list[float]:
+    """Make pairs between two namespaces of their own, which take them along when they end; each begins after a time."""
     with Sandbox(folder / "kernel-host") as host, Sandbox(folder / "kernel-container") as container:
 
         def made() -> list[float]:
             with Netlink() as netlink, links_in(container.netns) as inner:
-                links = Links(netlink)
+                links, seconds = Links(netlink), []
                 links.create_bridge("bench", 0)
                 bridge = links.get("bench")
                 assert bridge is not None
-                return [_pair(links, inner, bridge, container.netns, number) for number in range(count)]
+                for gateway in _GATEWAYS:
+                    links.add_address(bridge, gateway)
+                for number, interval in enumerate(pace):
+                    seconds.append(_pair(links, inner, bridge, container.netns, number))
+                    time.sleep(max(interval - seconds[-1], 0.0))
+                return seconds
 
+        def settle() -> None:  # as ADD does for each interface
+            set_sysctl("ipv4/conf/default/arp_notify", "1")
+            set_sysctl("ipv6/conf/default/accept_dad", "0")
+
+        run_in(container.netns, settle)
         return run_in(host.netns, made)
 
 
