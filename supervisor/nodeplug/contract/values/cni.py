@@ -161,7 +161,8 @@ class CniRequest(Request):
 
         Args:
             model: with the keys that the plugin reads, as names or aliases. `extra="forbid"` refuses all others but
-                those that the specification gives to runtimes.
+                those that the specification gives to runtimes. A frozen one is shared by all requests with the same
+                keys, and read once.
 
         Raises:
             InvalidRequest: every mistake with its key, what is expected and what was found.
