@@ -383,7 +383,7 @@ def _encode(needs: Needs) -> dict[str, Any]:
         "addresses": sorted(needs.addresses),
         "mac": needs.mac,
         "config": needs.config,
-        "strict": sorted(needs.strict),
+        **({"strict": sorted(needs.strict)} if needs.strict else {}),  # else the form of an older version
     }
 
 
