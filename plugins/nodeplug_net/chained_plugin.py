@@ -4,12 +4,12 @@ Owns: claims, and which method serves which verb.
 Refuses: work, and example configurations.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
 from nodeplug.fields import CniExecutable
 from nodeplug_net.level.containers import Containers
 from nodeplug_net.level.events import Interest
@@ -88,11 +88,6 @@ class ChainedPlugin(KeptPlugin):
     def _restore(self, label: str) -> None:
         with self._verbs.containers.repeated(label) as request:
             self._verbs.add(request)
-
-    @hookimpl
-    def claims(self) -> Sequence[Claim]:
-        """Claim the configured names."""
-        return [CniClaim(name) for name in self._names]
 
     @hookimpl
     def start(self) -> None:

@@ -4,13 +4,13 @@ Owns: claims, the keys that all of them have, which method serves which verb, an
 Refuses: work.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
 from nodeplug.fields import CniExecutable
 from nodeplug_net import DATA_DIR
 from nodeplug_net.attachment import Attachment
@@ -84,11 +84,6 @@ class InnerPlugin(KeptPlugin):
     def _restore(self, label: str) -> None:
         with self._containers.repeated(label) as request:
             self._containers.keep(request, self._verbs.attach(request))
-
-    @hookimpl
-    def claims(self) -> Sequence[Claim]:
-        """Claim the configured names."""
-        return [CniClaim(name) for name in self._names]
 
     @hookimpl
     def start(self) -> None:

@@ -4,16 +4,13 @@ Owns: the hooks: claims, the reference's sentences, and the result that is passe
 Refuses: work. What the verbs do is in `host_ports`.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import (
-    Claim,
     CniAdd,
     CniCheck,
-    CniClaim,
     CniDel,
     CniGc,
     CniResult,
@@ -83,11 +80,6 @@ class Portmap(KeptPlugin):
         self._ports = HostPorts(host, reserve=config.reserve)
         self._home: Identity = (0, 0)
         self._level = Reconciler(host, config.repair, self._look, self._restore, self._interest)
-
-    @hookimpl
-    def claims(self) -> Sequence[Claim]:
-        """Claim the configured names."""
-        return [CniClaim(name) for name in self._names]
 
     @hookimpl
     def start(self) -> None:

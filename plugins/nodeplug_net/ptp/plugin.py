@@ -4,17 +4,14 @@ Owns: the hooks: claims, and which module serves which verb.
 Refuses: work. ADD is in `add`, DEL and GC in `delete`, CHECK and STATUS in `check`.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import (
-    Claim,
     CniAdd,
     CniCheck,
-    CniClaim,
     CniDel,
     CniGc,
     CniResult,
@@ -87,11 +84,6 @@ class Ptp(KeptPlugin):
             pairs,
             config.status_containers,
         )
-
-    @hookimpl
-    def claims(self) -> Sequence[Claim]:
-        """Claim the configured names."""
-        return [CniClaim(name) for name in self._names]
 
     @hookimpl
     def start(self) -> None:
