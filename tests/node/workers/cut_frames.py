@@ -69,12 +69,16 @@ def _close_call(host: n.Host) -> None:
 
 def _leave_a_session(host: n.Host) -> None:
     """Leave a child in a session of its own that holds every descriptor, and end."""
+    reading, writing = os.pipe()
     if child := os.fork():
+        os.close(writing)
+        os.read(reading, 1)  # it is in that session: what is left in this one is killed at this one's end
         note = host.state_dir / "child"
         note.with_suffix(".new").write_text(str(child))
         note.with_suffix(".new").rename(note)
         os._exit(7)
     os.setsid()
+    os.write(writing, b"\0")
     with suppress(KeyboardInterrupt):
         time.sleep(3600)
     os._exit(0)
