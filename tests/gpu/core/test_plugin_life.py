@@ -352,9 +352,10 @@ def test_the_first_list_of_cards_with_mps_waits_for_their_daemons_so_that_it_is_
 ) -> None:
     programs = tmp_path / "driver" / "usr" / "bin"
     programs.mkdir(parents=True)
-    control = """#!/bin/sh
-[ "$1" = -f ] || { echo 100.0; exit 0; }
-sleep 0.5
+    asked = tmp_path / "asked"
+    control = f"""#!/bin/sh
+[ "$1" = -f ] || {{ echo 100.0; exit 0; }}
+until [ -e {asked} ]; do sleep 0.05; done
 touch "$CUDA_MPS_PIPE_DIRECTORY/control"
 exec sleep 600
 """
@@ -366,6 +367,7 @@ exec sleep 600
         plugin.start()
         with pytest.raises(NotReady, match="its MPS control daemon is starting"):
             plugin.device_list(DeviceList(resource=MEM))
+        asked.touch()
         until(lambda: _listed(plugin))
         assert [(one.healthy, one.reason) for one in plugin.device_list(DeviceList(resource=MEM))] == [(True, "")] * 4
     finally:
