@@ -7,7 +7,7 @@ BENCH_QUICK ?=
 # Many tests wait for each other's processes rather than compute: one more worker than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: always can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers python emulated meta proto bench setup clean
+.PHONY: prebuilt wheels always can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers python emulated meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -75,6 +75,14 @@ meta: $(STAMP)
 
 docs: $(STAMP) ## Fill the generated parts of the pages from the code
 	$(RUN)/python docs/generate.py
+
+wheels: $(STAMP) ## Build the wheels into dist: the plain one, and one with compiled entrypoints per kind of machine
+	$(RUN)/python -m hatchling build -d dist
+	for machine in x86_64 aarch64; do NODEPLUG_WHEEL_MACHINE=$$machine $(RUN)/python -m hatchling build -t wheel -d dist || exit; done
+	rm -rf dist/prebuilt
+
+prebuilt: $(STAMP) ## List the sha256 of the compiled entrypoints anew, after a change of their source (Debian 12's compilers)
+	$(RUN)/python deploy/platform_wheel.py
 
 proto: $(STAMP) ## Generate supervisor/nodeplug/pb from proto/
 	$(RUN)/python proto/generate.py

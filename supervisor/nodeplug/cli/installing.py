@@ -37,8 +37,8 @@ Native = Annotated[
     bool | None,
     typer.Option(
         "--native/--script",
-        help="Compile the entrypoints with this host's C compiler ($CC or cc), or never. "
-        "Without either: `native_entrypoints`, which compiles where there is a compiler.",
+        help="Compiled entrypoints, which a platform wheel brings along and this host's C compiler ($CC or cc) makes, "
+        "or never. Without either: `native_entrypoints`, which takes them where there are any.",
         show_default=False,
     ),
 ]

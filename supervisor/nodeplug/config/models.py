@@ -87,7 +87,9 @@ class Supervisor(_Model):
     podresources_poll: Seconds = Field(10.0, description="How often kubelet is asked who holds which device.")
     install: bool = Field(False, description="Install the entrypoint scripts of all claims at start and reload.")
     native_entrypoints: bool | Literal["auto"] = Field(
-        "auto", description="Compiled entrypoints: 'auto': if the node has a C compiler; true: or fail; false: scripts."
+        "auto",
+        description="Compiled entrypoints, brought along or made by the node's C compiler: 'auto': if there are any; "
+        "true: or fail; false: scripts.",
     )
     memory: Quantity = Field(
         1 << 30,

@@ -7,6 +7,7 @@ Refuses: to touch files itself (see `nodeplug.install.files`).
 
 import asyncio
 import logging
+import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from nodeplug.install.files import install, uninstall
 from nodeplug.install.native import compile_one, compiler
 from nodeplug.install.needs import unmet
 from nodeplug.install.ownership import folder_name, is_foreign, our_drivers, our_entrypoints
+from nodeplug.install.prebuilt import prebuilt
 from nodeplug.install.report import Report
 from nodeplug.install.scripts import PROGRAM, Scripts, led_by
 from nodeplug.install.upkeep import read_record, take_stock, write_record
@@ -198,21 +200,37 @@ def _entrypoints(paths: Paths, native: Native, places: Iterable[Path]) -> tuple[
     try:
         for folder in places:
             led_by(b"", folder / f"{PROGRAM}{'0' * 12}")
-        compiled = _compiled(scripts, paths)
     except PluginError as error:
         if native is True:
             raise type(error)(f"{error}; {_INSTEAD}") from error
-        warnings = [] if isinstance(error, NotFound) else [f"{error}; the Python scripts are installed instead"]
-        return scripts, str(error), warnings
-    return compiled, f"compiled with {compiler()[0]}", []
+        return scripts, str(error), [f"{error}; the Python scripts are installed instead"]
+    why: list[PluginError] = []
+    for find in (_brought, _made):
+        try:
+            (cni, flex), how = find(paths)
+        except PluginError as error:
+            why.append(error)
+        else:
+            scripts = replace(scripts, cni_program=cni, flex_program=flex)
+            return scripts, how, [f"{error}; they were {how}" for error in why if not isinstance(error, NotFound)]
+    reason = "; ".join(map(str, why))
+    if native is True:
+        raise type(why[-1])(f"{reason}; {_INSTEAD}")
+    worse = [error for error in why if not isinstance(error, NotFound)]
+    return scripts, reason, [f"{error}; the Python scripts are installed instead" for error in worse]
 
 
-def _compiled(scripts: Scripts, paths: Paths) -> Scripts:
+def _brought(paths: Paths) -> tuple[tuple[bytes, bytes], str]:
+    machine = os.uname().machine
+    return prebuilt(paths, machine), f"built in advance for {machine}"
+
+
+def _made(paths: Paths) -> tuple[tuple[bytes, bytes], str]:
     cni, flex = (
         compile_one(flex=flex, socket=paths.exec_socket, spool=paths.spool, cache=paths.state / _CACHE)
         for flex in (False, True)
     )
-    return replace(scripts, cni_program=cni, flex_program=flex)
+    return (cni, flex), f"compiled with {compiler()[0]}"
 
 
 def entrypoints_present(paths: Paths) -> list[Path]:

@@ -2,7 +2,8 @@
 
 Owns: compiling `bin/nodeplug-entrypoint.c` with this node's paths, once per style, and a cache of the results, so that
 nothing is compiled again until the source, the compiler or a path changes.
-Refuses: to write outside that cache and a temporary folder (see `nodeplug.install.files`), and to ship binaries.
+Refuses: to write outside that cache and a temporary folder (see `nodeplug.install.files`). For what is compiled
+elsewhere see `nodeplug.install.prebuilt`.
 """
 
 import hashlib
@@ -99,7 +100,7 @@ def _compile(command: list[str], program: Path) -> bytes:
             done = _run([*command, *linking, str(program), "-o", str(made)])
             if done.returncode:
                 why = f"{shlex.join(command[:1])} cannot compile {program}: {' '.join(done.stderr.split()[:60])}"
-            elif trouble := _try_out(made):
+            elif trouble := try_out(made):
                 why = f"what {command[0]} compiles does not run on this node: {trouble}"
             else:
                 return made.read_bytes()
@@ -133,7 +134,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         raise PluginError(f"the C compiler cannot be run: {error}") from error
 
 
-def _try_out(program: Path) -> str:
+def try_out(program: Path) -> str:
     """Run a new program once and say what is wrong: one for another architecture would take the node's network down."""
     try:
         done = subprocess.run([program, "init"], env={}, capture_output=True, timeout=_TIMEOUT, check=False)
