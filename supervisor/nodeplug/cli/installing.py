@@ -13,11 +13,12 @@ import typer
 
 from nodeplug.cli.group import read_file, say
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
-from nodeplug.contract.errors import PluginError
+from nodeplug.contract.errors import InvalidRequest, PluginError
 
 if TYPE_CHECKING:
     from nodeplug.config import Reading
     from nodeplug.hosting.registry import Registry
+    from nodeplug.install.systemd import Service
 
 
 class CniVersion(StrEnum):
@@ -51,7 +52,12 @@ Version = Annotated[
         "plugins understand, `file` keeps the file's own.",
     ),
 ]
+Systemd = Annotated[
+    bool,
+    typer.Option("--systemd", help="Also the unit: systemd runs the daemon, now and at each start of the node."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Take back names that nodeplug had and another program has now.")]
+StopSystemd = Annotated[bool, typer.Option("--systemd", help="Then stop the daemon, and remove its unit.")]
 RemoveAll = Annotated[bool, typer.Option("--remove-all", help="Remove every entrypoint although no plugin is enabled.")]
 
 
@@ -64,6 +70,7 @@ def install(
     cni_version: Version = CniVersion.AUTO,
     force: Force = False,
     remove_all: RemoveAll = False,
+    systemd: Systemd = False,
 ) -> None:
     """Install the entrypoints of every enabled plugin where the runtime and kubelet look for them.
 
@@ -71,7 +78,9 @@ def install(
     made and no plugin claims any more is removed. A configuration without plugins is taken for a mistake: then nothing
     is removed unless `--remove-all` says so.
 
-    Example: `nodeplug install --conflist configs/cni/10-nodeplug.conflist`
+    With `--systemd` the daemon is started first, so that no caller finds an entrypoint without it.
+
+    Example: `nodeplug install --systemd --conflist configs/cni/10-nodeplug.conflist`
     """
     from nodeplug.config import read
     from nodeplug.install.deployment import deploy
@@ -80,6 +89,7 @@ def install(
     supervisor = reading.configuration.supervisor
     registry = _loaded(reading, remove_all=remove_all)
     conflists = {path.name: read_file(path) for path in conflist or ()}
+    service = _service(config, root) if systemd else None
     done = deploy(
         registry,
         supervisor.paths,
@@ -90,7 +100,28 @@ def install(
     )
     for warning in done.warnings:
         say(f"warning: {warning}")
-    _show_report(done.as_dict(), as_json=as_json)
+    told = done.as_dict()
+    if service is not None:
+        told = _with(told, service)
+    _show_report(told, as_json=as_json)
+
+
+def _service(config: Path, root: Path | None) -> "Service":
+    from nodeplug.install.systemd import provide
+
+    _refuse_root(root)
+    return provide(config, DEFAULT)
+
+
+def _refuse_root(root: Path | None) -> None:
+    if root is not None:
+        raise InvalidRequest("--systemd is for the node itself, and --root for another place: name one of the two")
+
+
+def _with(told: Mapping[str, Any], service: "Service") -> dict[str, Any]:
+    """Add what was done about the unit to what was done about entrypoints."""
+    files = {word: [*paths, *told.get(word, [])] for word, paths in service.report.as_dict().items()}
+    return {**told, **files, "systemd": service.as_dict()}
 
 
 def _loaded(reading: "Reading", *, remove_all: bool) -> "Registry":
@@ -117,17 +148,28 @@ def _loaded(reading: "Reading", *, remove_all: bool) -> "Registry":
     return examined.registry
 
 
-def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
+def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False, systemd: StopSystemd = False) -> None:
     """Remove what `install` installed, and nothing else.
 
     A volume driver whose volumes are still mounted is kept, because kubelet unmounts through it: run it again later.
+    So is the daemon, with `--systemd`, as long as there is such a driver.
 
     Example: `nodeplug uninstall --json`
     """
     from nodeplug.config import load
     from nodeplug.install.deployment import withdraw
 
-    _show_report(withdraw(load(config, root).supervisor.paths).as_dict(), as_json=as_json)
+    if systemd:
+        _refuse_root(root)
+    report = withdraw(load(config, root).supervisor.paths)
+    told: dict[str, Any] = report.as_dict()
+    if systemd and report.kept:
+        say("warning: the daemon stays: kubelet has to unmount through what is kept; run the same again later")
+    elif systemd:
+        from nodeplug.install.systemd import withdraw as stop
+
+        told = _with(told, stop())
+    _show_report(told, as_json=as_json)
 
 
 def _show_report(report: Mapping[str, Any], *, as_json: bool) -> None:

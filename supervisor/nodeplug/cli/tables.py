@@ -271,10 +271,13 @@ def report(document: Mapping[str, Any]) -> RenderableType:
     lines = [
         Paragraph([(f"{word:<10} {path}", styles.get(word, ""))])
         for word, paths in document.items()
-        if word not in {"entrypoints", "notes", "warnings"}
+        if word not in {"entrypoints", "notes", "systemd", "warnings"}
         for path in paths
     ]
     lines += [Paragraph([(note, "")]) for note in document.get("notes", ())]
     if chosen := document.get("entrypoints"):
         lines.append(Paragraph([(f"entrypoints: {chosen['kind']} ({chosen['reason']})", "")]))
+    if unit := document.get("systemd"):
+        did = ", ".join(unit["steps"]) or "nothing to do"
+        lines.append(Paragraph([(f"systemd: {did}; the daemon is {unit['state'] or 'stopped'}", "")]))
     return Group(*lines) if lines else Text("nothing to do")
