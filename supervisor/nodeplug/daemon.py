@@ -23,7 +23,7 @@ from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
 from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
-from nodeplug.config import Reading, node_name, read
+from nodeplug.config import Reading, last_good, node_name, read
 from nodeplug.config.watch import watch
 from nodeplug.contract.errors import InvalidRequest, PluginError, TryAgain, clip
 from nodeplug.contract.journal import read_boot_id
@@ -39,6 +39,7 @@ from nodeplug.exec.server import ExecServer
 from nodeplug.flex.service import FlexService
 from nodeplug.handover import Handover
 from nodeplug.hosting.call import Call
+from nodeplug.hosting.last_good import LastGood
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.own_folders import OwnFolders
 from nodeplug.hosting.plugin_users import PluginUsers
@@ -49,6 +50,7 @@ from nodeplug.hosting.supervision import Supervision
 from nodeplug.hosts import PROVISIONER, VOLUMES, Hosts
 from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
+from nodeplug.node_labels import NodeLabels
 from nodeplug.observe import logs
 from nodeplug.observe.endpoints import Endpoints
 from nodeplug.observe.metrics import Metrics, outcome_of
@@ -100,10 +102,16 @@ async def run(
     """
     predecessor = Predecessor(succeed) if succeed is not None else None
     reading = await aside(lambda: read(config_path, root), "read the configuration")
+    wrong = "\n".join(reading.mistakes)
+    if wrong and predecessor is None:  # where there is one, it stays
+        broken = reading
+        reading = await aside(lambda: last_good.instead(broken, root), "read the last good configuration")
     configuration = reading.whole()
     logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
+    if wrong:
+        LOG.error("the configuration cannot be used, and the one that was in force last is: %s", wrong)
     tuning.allow_descriptors()
-    return await Daemon(config_path, root, reading, first, predecessor).run()
+    return await Daemon(config_path, root, reading, first, predecessor, wrong).run()
 
 
 class Daemon:
@@ -116,6 +124,7 @@ class Daemon:
         reading: Reading,
         first: Resources | None = None,
         predecessor: Predecessor | None = None,
+        wrong: str = "",
     ) -> None:
         self._config_path, self._predecessor = config_path, predecessor
         self._registry = Registry()
@@ -204,9 +213,13 @@ class Daemon:
             lifecycle=self._lifecycle,
             install=self._keeper.install,
             count=self._metrics.reload,
+            error=wrong,
         )
+        self._last_good = LastGood(self._paths.state, self._lifecycle, self._reloader)
+        self._labels = NodeLabels(lambda: self._reloader.reading.configuration, self._reloader.notice)
         self._overview = Overview(
             node=node,
+            labels=self._labels,
             paths=self._paths,
             registry=self._registry,
             resources=self._resources,
@@ -291,7 +304,7 @@ class Daemon:
 
     async def _serve(self, group: asyncio.TaskGroup) -> socket.socket | None:
         """Serve until the end; return the listening socket if a successor is to have it."""
-        started = group.create_task(self._lifecycle.apply(self._configuration.plugins), name="start plugins")
+        started = group.create_task(self._last_good.start(self._configuration.plugins), name="start plugins")
         await until(started, self._stop, START_PATIENCE)
         replay, installation = await self._recover(group)
         tasks = self._background(self._server, [started, installation]).items()
@@ -346,6 +359,7 @@ class Daemon:
             ),
             "metrics": every(METRICS_INTERVAL, self._reports.measure),
             "configuration": self._reload(first),
+            "labels of the node": self._labels.run(),
             "watch the configuration": watch(self._config_path, self._reloader.reading.folder, self._reloader.notice),
         }
 
@@ -410,3 +424,4 @@ class Daemon:
     async def _sample(self) -> None:
         self._metrics.sample(self._overview.sample())
         await self._notes.keep(self._reloader.reading, in_force=not self._reloader.error)
+        await self._last_good.keep()

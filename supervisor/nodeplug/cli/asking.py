@@ -15,19 +15,42 @@ from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show, tom
 from nodeplug.contract.errors import NotReady
 
 
-def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
+def check_config(
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+    node_labels: Annotated[
+        str | None,
+        typer.Option(
+            "--node-labels",
+            metavar="LABELS",
+            help="For a node with these labels, as in `gpu=t4,zone=a`, in place of this one's.",
+            show_default=False,
+        ),
+    ] = None,
+    node_name: Annotated[
+        str | None,
+        typer.Option("--node-name", metavar="NAME", help="For a node of this name.", show_default=False),
+    ] = None,
+) -> None:
     """Print the effective configuration, defaults included, or every mistake with its file, line and key.
 
     The last line counts what is enabled. Nothing is started or written. The exit status is 1 when there is a mistake.
+    Sections with a `node_selector` or `node_names` are those of this node, unless another one is described.
 
     Example: `nodeplug check-config --config ./nodeplug.toml`
     """
     from nodeplug.cli.effective import examine
     from nodeplug.config import read
+    from nodeplug.config.selection import Node, parse_labels
 
-    examined = examine(read(config, root))
+    node = None
+    if node_labels is not None or node_name is not None:
+        node = Node(node_name or "", parse_labels(node_labels) if node_labels is not None else None)
+    examined = examine(read(config, root, node=node))
     if as_json:
-        print_json({"configuration": examined.document, "problems": examined.problems})
+        told = {"configuration": examined.document, "problems": examined.problems}
+        print_json({**told, "elsewhere": examined.elsewhere} if examined.elsewhere else told)
     elif not examined.problems:
         print(f"{toml(examined.document)}\n# ok: {examined.summary}")
     for problem in examined.problems:

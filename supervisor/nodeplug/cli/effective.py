@@ -28,6 +28,7 @@ class Examined:
     document: dict[str, Any]
     problems: tuple[str, ...]
     registry: Registry
+    elsewhere: Mapping[str, str]
 
     @property
     def summary(self) -> str:
@@ -35,13 +36,18 @@ class Examined:
         names = Counter(claim.kind for loaded in self.registry.plugins.values() for claim in loaded.claims)
         parts = [_number(len(self.registry.plugins), "plugin")]
         parts += [_number(names[kind], word) for kind, word in _COUNTED.items() if names[kind]]
-        return f"{', '.join(parts)}{self._users}{self._pythons}"
+        return f"{', '.join(parts)}{self._users}{self._pythons}{self._others}"
 
     @property
     def _pythons(self) -> str:
         """Say which plugins have a Python of their own."""
         sections = {name: loaded.section for name, loaded in self.registry.plugins.items()}
         return "".join(f"; {one.python} runs: {name}" for name, one in sections.items() if one.python)
+
+    @property
+    def _others(self) -> str:
+        """Say which sections are for other nodes."""
+        return "".join(f"; not for this node: {name} ({reason})" for name, reason in self.elsewhere.items())
 
     @property
     def _users(self) -> str:
@@ -69,17 +75,18 @@ def examine(reading: Reading) -> Examined:
         if section.python:  # only that Python can import the class, in the process in which `inspect` loads it
             good[name] = section
             continue
+        wanted = section.enabled or name in reading.elsewhere  # a mistake in a section for other nodes is one, too
         try:
             own = validate_config(name, find(section.uses or name, known), section.config)
             document["plugins"][name]["config"] = own.model_dump(mode="json")
             good[name] = section
         except Misconfigured as error:
-            faults += [fault(one.location, one.text) for one in error.mistakes] if section.enabled else []
+            faults += [fault(one.location, one.text) for one in error.mistakes] if wanted else []
         except PluginRefused as error:
-            faults += [fault(("plugins", name), str(error))] if section.enabled else []
+            faults += [fault(("plugins", name), str(error))] if wanted else []
     registry = inspect(configuration.model_copy(update={"plugins": good}))
     faults += [fault(("plugins", slot.name), slot.reason) for slot in registry.slots.values() if slot.loaded is None]
-    return Examined(document, reading.told(faults), registry)
+    return Examined(document, reading.told(faults), registry, reading.elsewhere)
 
 
 def rows_of(reading: Reading) -> list[dict[str, Any]]:

@@ -176,6 +176,14 @@ class PluginSection(_Model):
 
     uses: str = Field("", description="Entry-point name or `module:Class`; empty: the section's own name.")
     enabled: bool = Field(True, description="False keeps the section without the plugin.")
+    node_selector: Mapping[str, str] = Field(
+        default_factory=dict,
+        description="Labels that a node must have for the section to be in force there, as a pod's nodeSelector; "
+        "they are those of its Node object.",
+    )
+    node_names: tuple[str, ...] = Field(
+        (), description="Patterns of node names, such as 'gpu-*', of which one must fit; empty: all nodes."
+    )
     isolation: Literal["thread", "process"] | None = Field(
         None,
         description="'process': in a process of its own; 'thread': in the daemon; default: as the plugin's class asks, "

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from nodeplug.config import files
+from nodeplug.config import files, selection
 from nodeplug.config.files import Document, Unreadable
 from nodeplug.config.mistakes import MOST, Location, dotted, explain, first, one_line, unknown
-from nodeplug.config.models import Configuration, PluginSection
+from nodeplug.config.models import Configuration, PluginSection, node_name
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.hookspecs import ANSWERS
 
@@ -87,7 +87,8 @@ class Reading:
         places: where things are defined.
         folder: the drop-in folder; None if disabled.
         folder_was_read: it exists.
-        identity: equal for two readings of the same files.
+        identity: equal for two readings of the same files, for the same node.
+        elsewhere: why sections are not for this node, by name; in the configuration they are not enabled.
     """
 
     configuration: Configuration
@@ -96,6 +97,7 @@ class Reading:
     folder: Path | None
     folder_was_read: bool
     identity: tuple[object, ...]
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def mistakes(self) -> tuple[str, ...]:
@@ -118,7 +120,9 @@ def load(path: Path, root: Path | None = None) -> Configuration:
     return read(path, root).whole()
 
 
-def read(path: Path, root: Path | None = None, before: Reading | None = None) -> Reading:
+def read(
+    path: Path, root: Path | None = None, before: Reading | None = None, node: selection.Node | None = None
+) -> Reading:
     """Read the main file and its drop-ins, collecting mistakes.
 
     Args:
@@ -126,6 +130,7 @@ def read(path: Path, root: Path | None = None, before: Reading | None = None) ->
         root: overrides `supervisor.root`.
         before: the reading in force in a running daemon: its drop-in folder is read again, and must still exist. If the
             main file names another one, only its existence is checked.
+        node: for which one; this node, with the labels that are known of it, by default.
     """
     mistakes: list[Fault] = []
     main = _main(path, mistakes)
@@ -137,11 +142,27 @@ def read(path: Path, root: Path | None = None, before: Reading | None = None) ->
         folder, named = before.folder, True
     gone = before is not None and before.folder_was_read
     was_read = folder is not None and collected.add_folder(folder, named=named, gone=gone)
-    if root is not None and isinstance(collected.document.setdefault("supervisor", {}), dict):
-        collected.document["supervisor"]["root"] = root
+    collected.move(root)
     configuration = collected.validated()
-    identity = tuple(file.mark for file in collected.files), tuple(mistakes), was_read
-    return Reading(configuration, tuple(mistakes), collected.places, folder, was_read or gone, identity)
+    configuration, elsewhere = selection.for_node(configuration, node or _this_node(configuration))
+    identity = tuple(file.mark for file in collected.files), tuple(mistakes), was_read, tuple(elsewhere.items())
+    return Reading(configuration, tuple(mistakes), collected.places, folder, was_read or gone, identity, elsewhere)
+
+
+def read_alone(main: Document, root: Path | None = None) -> Reading:
+    """Return what one file says, which holds everything; `root` overrides `supervisor.root`."""
+    mistakes: list[Fault] = []
+    collected = _Collected(main, mistakes)
+    collected.move(root)
+    configuration = collected.validated()
+    configuration, elsewhere = selection.for_node(configuration, _this_node(configuration))
+    return Reading(configuration, tuple(mistakes), collected.places, None, False, (), elsewhere)
+
+
+def _this_node(configuration: Configuration) -> selection.Node:
+    supervisor = configuration.supervisor
+    name = node_name(supervisor)
+    return selection.known(supervisor.paths.state, name) if selection.by_labels(configuration) else selection.Node(name)
 
 
 def load_drop_in(path: Path) -> Mapping[str, PluginSection]:
@@ -249,6 +270,12 @@ class _Collected:
                 self.document["plugins"] = {}
             self.sections[name] = file
             self.document["plugins"][name] = section
+
+    def move(self, root: Path | None) -> None:
+        """Put every path below another root, if one is given."""
+        named = self.document.get("supervisor", {})
+        if root is not None and isinstance(named, dict):
+            self.document["supervisor"] = {**named, "root": root}
 
     def validated(self) -> Configuration:
         """Return the valid part of the configuration, and note the mistakes."""

@@ -22,6 +22,7 @@ from nodeplug.device.resources import Resources
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.install.keeper import Keeper
+from nodeplug.node_labels import NodeLabels
 from nodeplug.observe import status
 from nodeplug.observe.processes import Usage, usage
 from nodeplug.observe.recorder import Recorder
@@ -54,6 +55,7 @@ class Overview:
     spool: Spool
     recorder: Recorder
     reloader: Reloader
+    labels: NodeLabels
     keeper: Keeper
     disk: StateDisk
     readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
@@ -101,6 +103,7 @@ class Overview:
         reasons = status.unready(slots, statuses)
         parts = {
             "configuration": self.reloader.error,
+            "labels of the node": self.labels.trouble,
             "entrypoints": self.keeper.problem,
             "state folder": self.disk.reason,
             "deferred DELs": self.spool.trouble,
