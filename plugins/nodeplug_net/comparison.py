@@ -12,7 +12,7 @@ from nodeplug_net.attachment import Attachment
 from nodeplug_net.container_interface import routed
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.netlink.links import Link, Links
-from nodeplug_net.nftables.masquerade import EVERY, Element, Masquerading
+from nodeplug_net.nftables.masquerade import Element, Masquerading
 
 _AGAIN: Final = "the next ADD, STATUS or GC of the network restores it"
 
@@ -41,11 +41,10 @@ def inside_differences(
             yield f"route {route.dst} via {route.gw} is missing"
 
 
-def elements_of(request: CniCheck, asked: Masquerading = EVERY) -> list[Element]:
+def elements_of(request: CniCheck, asked: Masquerading) -> list[Element]:
     """Return the addresses of the attachment as they are masqueraded, of those that are to be."""
-    label = Attachment.of(request).label
     own = [ip.address for ip in request.prev_result.ips if belongs(request, ip.interface)]
-    return [Element(asked.network_of(one), one.packed, label) for one in own if one.version in asked.versions]
+    return asked.elements(own, Attachment.of(request).label)
 
 
 def mac_inside(request: CniCheck) -> str:
@@ -71,24 +70,24 @@ def belongs(request: CniAdd | CniCheck, interface: int | None) -> bool:
     return interfaces[interface].name == request.ifname
 
 
-def masquerade_differences(request: CniCheck, plane: Dataplane, asked: Masquerading = EVERY) -> Iterator[str]:
+def masquerade_differences(request: CniCheck, plane: Dataplane, asked: Masquerading) -> Iterator[str]:
     """Find addresses of the attachment, of those that are to be, that neither we nor the reference masquerade."""
-    attachment = Attachment.of(request)
-    own = [ip.address for ip in request.prev_result.ips if belongs(request, ip.interface)]
-    own = [address for address in own if address.version in asked.versions]
+    attachment, own = Attachment.of(request), elements_of(request, asked)
+    if not own:
+        return
     with plane.masquerade(request) as masquerade:
-        present = {(entry.network, entry.address) for entry in masquerade.owned(attachment.label)}
-        networks = {address: asked.network_of(address) for address in own}
-        without_rule = set(masquerade.lacking(networks.values()))
-        without_drop = set(masquerade.lacking((), networks.values() if asked.strict else ())) - without_rule
-    lost = [address for address in own if (networks[address], address.ip) not in present]
+        present = masquerade.owned(attachment.label)
+        networks = [one.network for one in own]
+        without_rule = set(masquerade.lacking(networks))
+        without_drop = set(masquerade.lacking((), asked.strict_in(networks))) - without_rule
+    lost = [one for one in own if one not in present]
     if lost:
         with plane.reference(request) as reference:
-            theirs = [address for address in lost if reference.covers(attachment, address.ip)]
-        without_rule -= {networks[address] for address in theirs}
-        lost = [address for address in lost if address not in theirs]
-    for address in lost:
-        yield f"address {address.ip} is not masqueraded"
+            theirs = [one for one in lost if reference.covers(attachment, one.address)]
+        without_rule -= {one.network for one in theirs}
+        lost = [one for one in lost if one not in theirs]
+    for one in lost:
+        yield f"address {one.address} is not masqueraded"
     for network in without_rule:
         yield f"subnet {network} has no rule that masquerades it; {_AGAIN}"
     for network in without_drop:

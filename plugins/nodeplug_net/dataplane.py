@@ -5,22 +5,34 @@ Refuses: state of containers: that is in the kernel and in the address folders.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
-from nodeplug import CniRequest, PluginError
-from nodeplug_net.attachment import Attachment, of_label
-from nodeplug_net.bridge.config import BridgeConfig
+from nodeplug import CniGc, CniRequest, PluginError
+from nodeplug_net.attachment import Attachment, network_label, of_label
 from nodeplug_net.ipam.addressing import Addressing
 from nodeplug_net.needs import Networks
 from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Link, Links
+from nodeplug_net.netlink.links import Interface, Link, Links
 from nodeplug_net.netlink.reaper import Reaper
-from nodeplug_net.nftables.masquerade import EVERYWHERE, Element, Masquerade
+from nodeplug_net.nftables.masquerade import Element, Masquerade, Masquerading
 from nodeplug_net.nftables.sockets import NftSockets, open_nft
 from nodeplug_net.nftables.spoof_check import SpoofCheck
 from nodeplug_net.reference.traces import Reference
+
+
+class MasqueradedConfig(Protocol):
+    """What is read of the configuration of a network to know whom to masquerade."""
+
+    @property
+    def ipam(self) -> str:
+        """The IPAM plugin, or empty."""
+
+    @property
+    def masquerading(self) -> Masquerading:
+        """What is masqueraded, if anything is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +45,56 @@ class Dataplane:
     log: logging.LoggerAdapter[logging.Logger]
     networks: Networks
 
-    def attached(self, request: CniRequest, config: BridgeConfig, links: Links) -> list[Element]:
-        """List the addresses of a network that should be masqueraded: those of attachments whose port exists.
+    def leased(self, request: CniRequest, ipam: str, links: Links) -> list[tuple[str, Interface]]:
+        """List the addresses of a network's attachments whose host end exists, by label.
 
         Args:
             request: any of that network.
-            config: its configuration.
+            ipam: its IPAM plugin, or empty.
             links: of the host namespace.
         """
-        bridge = links.get(config.bridge)
-        if bridge is None or not config.ipam:
-            return []
-        found = self.leased(request, config.ipam, links.ports(bridge))
-        found = [one for one in found if one.network.version in config.masqueraded]
-        if not config.masq_same_subnet:
-            return found
-        return [replace(one, network=EVERYWHERE[one.network.version == 6]) for one in found]
+        labels = {link.alias for link in ends_of(request.network, links)} if ipam else ()
+        return [one for one in self.addressing.leases(request, ipam) if one[0] in labels] if labels else []
 
-    def leased(self, request: CniRequest, ipam: str, present: Iterable[Link]) -> list[Element]:
-        """List the addresses of a network whose attachments have one of these links."""
-        labels = {link.alias for link in present}
-        leases = self.addressing.leases(request, ipam)
-        return [Element(address.network, address.packed, label) for label, address in leases if label in labels]
+    def masqueraded(self, request: CniRequest, config: MasqueradedConfig, links: Links) -> list[Element]:
+        """List the addresses of those attachments that should be masqueraded."""
+        asked = config.masquerading
+        leases = self.leased(request, config.ipam, links) if asked.versions else []
+        return [element for label, address in leases for element in asked.elements([address], label)]
+
+    def mend_masquerade(self, request: CniRequest, config: MasqueradedConfig, links: Links) -> None:
+        """Restore the rules of a network's subnets, with all of its addresses, if any is missing.
+
+        Raises:
+            OSError: the kernel refuses.
+            PluginError: others keep changing the rules.
+        """
+        expected = self.masqueraded(request, config, links)
+        if not expected:
+            return
+        with self.masquerade(request) as masquerade:
+            networks = {one.network for one in expected}
+            strict = config.masquerading.strict_in(networks)
+            lost = masquerade.lacking(networks, strict)
+            if lost:
+                what = "masquerades its containers, or drops what belongs to no connection"
+                text = ", ".join(map(str, lost))
+                self.log.warning("subnet %s lost the rule that %s; the rule is restored", text, what)
+                masquerade.mend(expected, strict=strict)
+
+    def tidy_masquerade(self, request: CniGc, config: MasqueradedConfig) -> None:
+        """Restore what others removed of a network's rules and addresses, and remove unused subnets.
+
+        Raises:
+            OSError: the kernel refuses.
+            PluginError: others keep changing the rules.
+        """
+        with Netlink() as netlink:
+            expected = self.masqueraded(request, config, Links(netlink))
+        with self.masquerade(request) as masquerade:
+            if expected:
+                masquerade.mend(expected, strict=config.masquerading.strict_in({one.network for one in expected}))
+            masquerade.prune()
 
     @contextmanager
     def masquerade(self, request: CniRequest) -> Iterator[Masquerade]:
@@ -95,6 +135,12 @@ class Dataplane:
                 SpoofCheck(nft).sweep(names_of_links)
         except (OSError, PluginError) as error:
             self.log.warning("unused rules stay: %s", error)
+
+
+def ends_of(network: str, links: Links) -> list[Link]:
+    """List the host ends of a network's attachments, by their label."""
+    label = network_label(network)
+    return [link for link in links.all() if link.alias.startswith(label)]
 
 
 def names_of_links() -> frozenset[str]:

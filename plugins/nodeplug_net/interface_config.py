@@ -4,15 +4,8 @@ Owns: `ipam.type`, the one key that DEL and GC need, and how strictly keys are r
 Refuses: the keys of one plugin. Keys match without regard to case, as Go matches them.
 """
 
-from typing import Final
-
 from pydantic import BaseModel, ConfigDict, field_validator
 from pydantic.alias_generators import to_camel
-
-from nodeplug import InvalidRequest
-
-_BACKENDS: Final = frozenset({"", "iptables", "nftables"})
-"""Either is masqueraded with nf_tables: for the container it comes to the same."""
 
 
 class Conf(BaseModel):
@@ -38,14 +31,3 @@ class DelegationConf(Conf):
     """The key that DEL and GC need: mistakes in others must not keep a container from being detached."""
 
     ipam: IpamConf = IpamConf()
-
-
-def check_backend(name: str) -> None:
-    """Check the key `ipMasqBackend`.
-
-    Raises:
-        InvalidRequest: there is no such backend.
-    """
-    if name not in _BACKENDS:
-        known = " and ".join(sorted(_BACKENDS - {""}))
-        raise InvalidRequest(f'unknown ipmasq backend "{name}"', details=f"known are {known}")

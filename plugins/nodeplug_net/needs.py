@@ -25,7 +25,7 @@ from nodeplug_net.level.host_ends import Lack, lacking, restore, told
 from nodeplug_net.level.pairs import Pairs
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links
-from nodeplug_net.nftables.masquerade import EVERY, Masquerade, Masquerading
+from nodeplug_net.nftables.masquerade import Masquerade, Masquerading
 from nodeplug_net.nftables.masquerade_messages import TABLE
 from nodeplug_net.nftables.sockets import Identity, open_nft
 from nodeplug_net.nftables.spoof_messages import CHAIN_PREFIX
@@ -51,8 +51,8 @@ class NetworkConfig(Protocol):
         """Whether the host is the gateway."""
 
     @property
-    def ip_masq(self) -> bool:
-        """Whether addresses are masqueraded."""
+    def masquerading(self) -> Masquerading:
+        """What is masqueraded, if anything is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,6 @@ class Networks:
         request: CniAdd,
         config: NetworkConfig,
         result: CniResult,
-        masquerading: Masquerading = EVERY,
         *,
         outside: Link,
     ) -> None:
@@ -139,13 +138,12 @@ class Networks:
             request: the ADD.
             config: of its network.
             result: its own.
-            masquerading: what is masqueraded if anything is.
             outside: the host end.
         """
         if request.host_netns.identity != self.home:
             return
         self.pairs.keep_pair(request, result, outside)
-        needs = _of(request, config, result, masquerading)
+        needs = _of(request, config, result)
         with self._lock:
             self._idle.pop(request.network, None)
             known = self._known.get(request.network, needs)
@@ -352,13 +350,13 @@ def _without_rules(subnets: set[str], strict: set[str]) -> tuple[list[str], list
     return list(map(str, without)), [str(one) for one in passing if one not in without]
 
 
-def _of(request: CniAdd, config: NetworkConfig, result: CniResult, masquerading: Masquerading) -> Needs:
+def _of(request: CniAdd, config: NetworkConfig, result: CniResult) -> Needs:
+    masquerading = config.masquerading
     # The whole of `ipam`, not parsed: it may be another plugin's, and any change of it voids what is recorded.
-    asked = [config.is_gateway, config.ip_masq, request.config.get("ipam")]
+    asked = [config.is_gateway, bool(masquerading.versions), request.config.get("ipam")]
     versions, same_subnet, strict = masquerading.versions, masquerading.same_subnet, masquerading.strict
-    masqueraded = [ip for ip in result.ips if ip.address.version in versions] if config.ip_masq else []
-    subnets = frozenset(str(masquerading.network_of(ip.address)) for ip in masqueraded)
-    if config.ip_masq and (len(versions) == 1 or same_subnet or strict):
+    subnets = frozenset(str(one.network) for one in masquerading.elements([ip.address for ip in result.ips], ""))
+    if versions and (len(versions) == 1 or same_subnet or strict):
         asked += [list(versions), same_subnet, *([strict] if strict else [])]
     return Needs(
         config.bridge,

@@ -6,6 +6,7 @@ import pytest
 from nodeplug import CniAdd, CniDns, InvalidEnvironment, InvalidRequest, Netns
 from nodeplug_net.attachment import LABEL_LIMIT, Attachment, network_label
 from nodeplug_net.bridge.config import BridgeConfig, parse_bridge
+from nodeplug_net.nftables.masquerade import EVERY
 
 
 @pytest.fixture
@@ -41,9 +42,9 @@ def test_a_default_gateway_is_a_gateway(here: Netns) -> None:
 
 def test_keys_match_without_regard_to_case(here: Netns) -> None:
     config = parse(here, Bridge="br7", IPMASQ=True, MTU=1400, hairpinmode=True, Ipam={"Type": "host-local"})
-    assert (config.bridge, config.ip_masq, config.mtu, config.hairpin, config.ipam) == (
+    assert (config.bridge, config.masquerading, config.mtu, config.hairpin, config.ipam) == (
         "br7",
-        True,
+        EVERY,
         1400,
         True,
         "host-local",

@@ -91,8 +91,7 @@ class Attaching:
 
     def _write_rules(self, plan: CniResult, checked_mac: str) -> None:
         """Masquerade, and let no other MAC pass if there is one to check, in one transaction."""
-        addresses = [ip.address for ip in plan.ips if ip.address.version in self.config.masqueraded]
-        if not addresses and not checked_mac:
+        if not self.config.masquerading.versions and not checked_mac:
             return
         attachment = self.attachment
         with self.plane.nft.lent(self.request.host_netns) as netlink:
@@ -101,18 +100,12 @@ class Attaching:
             def check_of_macs(again: bool) -> Sequence[bytearray]:
                 return spoof.composed(attachment, attachment.host_veth, checked_mac, again=again) if checked_mac else ()
 
-            Masquerade(netlink).add(
-                addresses,
-                attachment.label,
-                self._others,
-                check_of_macs,
-                same_subnet=self.config.masq_same_subnet,
-                strict=self.config.drop_invalid,
-            )
+            addresses, asked = [ip.address for ip in plan.ips], self.config.masquerading
+            Masquerade(netlink).add(addresses, attachment.label, self._others, check_of_macs, asked)
 
     def _others(self) -> list[Element]:
         """The other masqueraded addresses of this network, for a table that an administrator has flushed."""
-        entries = self.plane.attached(self.request, self.config, self.links)
+        entries = self.plane.masqueraded(self.request, self.config, self.links)
         return [entry for entry in entries if entry.label != self.attachment.label]
 
     def _ensure_veth(self, bridge: Link) -> None:
@@ -132,7 +125,7 @@ class Attaching:
 
     def _undo_rules(self) -> None:
         """Undo rules after the interface: those against other MACs, or a transaction whose answer was lost."""
-        if self.config.mac_spoof_check or self.config.ip_masq:
+        if self.config.mac_spoof_check or self.config.masquerading.versions:
             what = f"remove the rules of {self.attachment.host_veth}"
             self.undo.push(what, lambda: self.plane.end_rules(self.request, self.attachment))
 
@@ -207,7 +200,7 @@ def attach(request: CniAdd, plane: Dataplane) -> CniResult:
     # In a VLAN, another interface than the bridge has the gateway's addresses.
     noted = replace(config, is_gateway=config.is_gateway and not config.vlan)
     if attaching.outside is not None:
-        plane.networks.note(request, noted, result, config.masquerading, outside=attaching.outside)
+        plane.networks.note(request, noted, result, outside=attaching.outside)
     return result
 
 

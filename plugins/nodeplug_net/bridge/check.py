@@ -87,7 +87,7 @@ def _differences(
     yield from _outside_differences(request, config, links, bridge, inside)
     if config.is_gateway:
         yield from _gateway_differences(request, config, links)
-    if config.ip_masq:
+    if config.masquerading.versions:
         yield from masquerade_differences(request, plane, config.masquerading)
     if config.mac_spoof_check:
         with plane.nft.lent(request.host_netns) as netlink:

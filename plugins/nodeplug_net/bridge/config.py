@@ -14,9 +14,10 @@ from typing import Final
 from pydantic import Field, field_validator
 
 from nodeplug import CniAdd, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
-from nodeplug_net.interface_config import Conf, DelegationConf, check_backend
+from nodeplug_net.interface_config import Conf, DelegationConf
 from nodeplug_net.ipam.config import DnsConf, known_args
-from nodeplug_net.nftables.masquerade import Masquerading
+from nodeplug_net.masquerade_config import MasqueradeConf
+from nodeplug_net.nftables.masquerade import NOTHING, Masquerading
 
 DEFAULT_BRIDGE: Final = "cni0"
 _NAME_LIMIT: Final = 15
@@ -54,16 +55,12 @@ class _TrunkConf(Conf):
     id: int | None = None
 
 
-class NetConf(PortConf, DelegationConf):
+class NetConf(PortConf, DelegationConf, MasqueradeConf):
     """The keys of the reference plugin, under its names."""
 
     is_gateway: bool = False
     is_default_gateway: bool = False
     force_address: bool = False
-    ip_masq: bool = False
-    ip6_masq: bool | None = None
-    ip_masq_same_subnet: bool = False
-    ip_masq_drop_invalid: bool = False
     mtu: int = Field(0, ge=0, lt=1 << 31)
     hairpin_mode: bool = False
     promisc_mode: bool = False
@@ -77,7 +74,6 @@ class NetConf(PortConf, DelegationConf):
     preserve_default_vlan: bool = False
     disable_container_interface: bool = False
     enabledad: bool = False
-    ip_masq_backend: str = ""
 
     @cached_property
     def config(self) -> "BridgeConfig":
@@ -94,9 +90,7 @@ class BridgeConfig:
         is_gateway: the bridge gets the gateway addresses, and the host forwards.
         is_default_gateway: containers get a default route; implies `is_gateway`.
         force_address: conflicting addresses of the bridge are removed.
-        masqueraded: the versions of IP in which traffic that leaves the subnet is masqueraded.
-        masq_same_subnet: so is what the host routes within the subnet.
-        drop_invalid: what leaves the subnet and belongs to no connection is dropped, as it cannot be masqueraded.
+        masquerading: what is masqueraded, if anything is.
         mtu: of both ends, and of a bridge that is created; 0 leaves it to the kernel.
         hairpin: containers reach themselves through the bridge.
         promiscuous: the bridge is promiscuous.
@@ -116,9 +110,7 @@ class BridgeConfig:
     is_gateway: bool = False
     is_default_gateway: bool = False
     force_address: bool = False
-    masqueraded: tuple[int, ...] = ()
-    masq_same_subnet: bool = False
-    drop_invalid: bool = False
+    masquerading: Masquerading = NOTHING
     mtu: int = 0
     hairpin: bool = False
     promiscuous: bool = False
@@ -132,16 +124,6 @@ class BridgeConfig:
     mac: str = ""
     dns: CniDns | None = None
     ipam: str = ""
-
-    @property
-    def ip_masq(self) -> bool:
-        """Whether anything is masqueraded."""
-        return bool(self.masqueraded)
-
-    @property
-    def masquerading(self) -> Masquerading:
-        """What is masqueraded, if anything is."""
-        return Masquerading(self.masqueraded, same_subnet=self.masq_same_subnet, strict=self.drop_invalid)
 
     @property
     def filters_vlans(self) -> bool:
@@ -174,9 +156,7 @@ def _read(conf: NetConf) -> BridgeConfig:
         is_gateway=conf.is_gateway or conf.is_default_gateway,
         is_default_gateway=conf.is_default_gateway,
         force_address=conf.force_address,
-        masqueraded=_masqueraded(conf),
-        masq_same_subnet=conf.ip_masq_same_subnet,
-        drop_invalid=conf.ip_masq_drop_invalid,
+        masquerading=conf.masquerading,
         mtu=conf.mtu,
         hairpin=conf.hairpin_mode,
         promiscuous=conf.promisc_mode,
@@ -201,14 +181,9 @@ def _checked(request: CniRequest, conf: NetConf) -> str:
     mac = _mac(request, conf)
     if conf.ipam.type and conf.disable_container_interface:
         raise InvalidRequest("cannot use IPAM when DisableContainerInterface flag is set")
-    if _masqueraded(conf) and conf.ipam.type:
-        check_backend(conf.ip_masq_backend)
+    if conf.ipam.type:
+        conf.check_backend()
     return mac
-
-
-def _masqueraded(conf: NetConf) -> tuple[int, ...]:
-    six = conf.ip_masq if conf.ip6_masq is None else conf.ip6_masq
-    return (4,) * conf.ip_masq + (6,) * six
 
 
 def _check_trunk(trunk: _TrunkConf) -> None:

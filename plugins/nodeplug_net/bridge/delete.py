@@ -1,13 +1,12 @@
 """DEL and GC of the bridge.
 
-Owns: which links are those of a bridge's network, and the masquerading of those that stay.
-Refuses: the order of the steps (see `teardown`).
+Owns: which links are those of a bridge's network.
+Refuses: the order of the steps (see `teardown`), and the masquerading of those that stay (see `dataplane`).
 """
 
 from nodeplug import CniDel, CniGc
 from nodeplug_net.bridge.config import PortConf, parse_bridge
 from nodeplug_net.dataplane import Dataplane, names_of_links
-from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.nftables.spoof_check import SpoofCheck
 from nodeplug_net.teardown import collect as collect_attachments
@@ -51,16 +50,5 @@ def collect(request: CniGc, plane: Dataplane) -> None:
         if request.valid is not None:
             SpoofCheck(netlink).sweep(names_of_links)
     with errors.kept():
-        _tidy_masquerade(request, plane)
+        plane.tidy_masquerade(request, parse_bridge(request))
     errors.raise_all()
-
-
-def _tidy_masquerade(request: CniGc, plane: Dataplane) -> None:
-    """Restore what others removed from the table, and remove unused subnets."""
-    config = parse_bridge(request)
-    with plane.masquerade(request) as masquerade:
-        if config.ip_masq:
-            with Netlink() as netlink:
-                expected = plane.attached(request, config, Links(netlink))
-                masquerade.mend(expected, strict={one.network for one in expected} if config.drop_invalid else ())
-        masquerade.prune()

@@ -12,11 +12,10 @@ from dataclasses import replace
 from ipaddress import ip_interface
 
 from nodeplug import CniIp, CniStatus, InvalidRequest, LimitedConnectivity
-from nodeplug_net.attachment import network_label
 from nodeplug_net.bridge import vlan
 from nodeplug_net.bridge.config import BridgeConfig, parse_bridge
 from nodeplug_net.bridge.host import ensure_bridge, ensure_gateway
-from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.dataplane import Dataplane, ends_of
 from nodeplug_net.forwarding import connect, ensure_forwarding, not_forwarding, unconnected
 from nodeplug_net.needs import Needs
 from nodeplug_net.netlink import messages
@@ -42,8 +41,7 @@ def mend(request: CniStatus, plane: Dataplane) -> None:
         bridge = links.get(config.bridge)
         if bridge is not None and bridge.kind != "bridge":
             raise LimitedConnectivity(f"interface {bridge.name} is not a bridge; remove it or choose another name")
-        label = network_label(request.network)
-        attached = [link for link in links.all() if link.alias.startswith(label)]
+        attached = ends_of(request.network, links)
         known = plane.networks.recorded(request, config.bridge)
         if not attached or (bridge is None and (known is None or not known.config)):
             return  # the first ADD makes the bridge and gives it its addresses
@@ -60,8 +58,7 @@ def _mend(
     _mend_ports(config, plane, links, bridge, attached)
     if config.is_gateway:
         _mend_gateways(request, config, plane, links, bridge)
-    if config.ip_masq:
-        _mend_masquerade(request, config, plane, links)
+    plane.mend_masquerade(request, config, links)
     plane.networks.restore(request, config)
 
 
@@ -95,20 +92,6 @@ def _mend_ports(config: BridgeConfig, plane: Dataplane, links: Links, bridge: Li
         if not link.is_up and (loose or link.master == bridge.index):
             plane.log.warning("interface %s of bridge %s was down; it is set up again", link.name, bridge.name)
             links.set_up(link)
-
-
-def _mend_masquerade(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links) -> None:
-    expected = plane.attached(request, config, links)
-    with plane.masquerade(request) as masquerade:
-        networks = {entry.network for entry in expected}
-        strict = networks if config.drop_invalid else ()
-        lost = masquerade.lacking(networks, strict)
-        if lost:
-            text = ", ".join(map(str, lost))
-            plane.log.warning(
-                "subnet %s lost the rule that masquerades its containers, or that drops; it is restored", text
-            )
-            masquerade.mend(expected, strict=strict)
 
 
 def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links, bridge: Link) -> None:

@@ -45,13 +45,8 @@ class Element:
         return ipaddress.ip_address(self.key)
 
 
-EVERYWHERE: Final = (ipaddress.IPv4Network("0.0.0.0/32"), ipaddress.IPv6Network("::/128"))
+_EVERYWHERE: Final = (ipaddress.IPv4Network("0.0.0.0/32"), ipaddress.IPv6Network("::/128"))
 """The "subnets" of addresses that are masqueraded wherever they go: no packet has these destinations."""
-
-
-def network_of(address: Interface, *, same_subnet: bool) -> Network:
-    """Return the subnet in which an address is not masqueraded; none such if it is masqueraded there, too."""
-    return EVERYWHERE[address.version == 6] if same_subnet else address.network
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,7 @@ class Masquerading:
     """What of a network is masqueraded, if anything is.
 
     Attributes:
-        versions: of IP.
+        versions: of IP; none if nothing is.
         same_subnet: also what the host routes within the subnet.
         strict: nothing leaves the subnet that belongs to no connection.
     """
@@ -68,12 +63,21 @@ class Masquerading:
     same_subnet: bool = False
     strict: bool = False
 
-    def network_of(self, address: Interface) -> Network:
-        """Return the subnet in which an address is not masqueraded."""
-        return network_of(address, same_subnet=self.same_subnet)
+    def elements(self, addresses: Iterable[Interface], label: str) -> list[Element]:
+        """Return those of an attachment's addresses that are masqueraded, each with the subnet in which it is not."""
+        return [
+            Element(_EVERYWHERE[one.version == 6] if self.same_subnet else one.network, one.packed, label)
+            for one in addresses
+            if one.version in self.versions
+        ]
+
+    def strict_in(self, networks: Collection[Network]) -> Collection[Network]:
+        """Return those of such subnets from which nothing leaves that belongs to no connection: all, or none."""
+        return networks if self.strict else ()
 
 
 EVERY: Final = Masquerading()
+NOTHING: Final = Masquerading(())
 
 
 class Masquerade:
@@ -94,36 +98,34 @@ class Masquerade:
         label: str,
         others: Callable[[], Sequence[Element]] = lambda: (),
         beside: Callable[[bool], Sequence[bytearray]] = lambda _: (),
-        *,
-        same_subnet: bool = False,
-        strict: bool = False,
+        asked: Masquerading = EVERY,
     ) -> None:
         """Masquerade addresses for an attachment, in one transaction; take over elements of others.
 
         Args:
-            addresses: with the prefix of their subnet.
+            addresses: with the prefix of their subnet; those that are not to be masqueraded are left out.
             label: of the attachment.
             others: returns who else should be masqueraded; called if the rules of a subnet are missing.
             beside: composes more for the same transaction, without it or (True) with what exists of it to be replaced.
-            same_subnet: also within the subnet.
-            strict: nothing leaves the subnet that belongs to no connection.
+            asked: what is to be masqueraded.
 
         Raises:
             OSError: the kernel refuses, with its errno.
             PluginError: others keep changing the table.
         """
-        networks = [network_of(address, same_subnet=same_subnet) for address in addresses]
-        wanted = [Element(network, one.packed, label) for network, one in zip(networks, addresses, strict=True)]
+        wanted = asked.elements(addresses, label)
+        networks = [one.network for one in wanted]
+        strict = asked.strict_in(networks)
         messages = [*(nft.new_element(one.network, one.key, label) for one in wanted), *beside(False)]
         for _ in range(_ATTEMPTS if messages else 0):
-            if wanted and self.lacking(networks, networks if strict else ()):
-                self.mend(others(), networks, networks if strict else ())
+            if wanted and self.lacking(networks, strict):
+                self.mend(others(), networks, strict)
             refusal = commit(self._netlink, messages)
             if refusal is None:
                 return
             if refusal.error not in {errno.EEXIST, errno.ENOENT}:
-                what = f"masquerade {', '.join(map(str, addresses))} in table {nft.TABLE}" if wanted else "write rules"
-                raise failure(what, refusal)
+                whom = ", ".join(str(one.address) for one in wanted)
+                raise failure(f"masquerade {whom} in table {nft.TABLE}" if whom else "write rules", refusal)
             messages = [*self._replacement(wanted), *beside(True)]
         if messages:
             raise _restless()

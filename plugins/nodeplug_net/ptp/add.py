@@ -23,7 +23,7 @@ from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.netlink.messages import u32
 from nodeplug_net.nftables.masquerade import Element
 from nodeplug_net.ptp.config import PtpConfig, parse_ptp
-from nodeplug_net.ptp.host import configure_host_end, links_of
+from nodeplug_net.ptp.host import configure_host_end
 from nodeplug_net.undo import Undo
 from nodeplug_net.veth import VethPair
 
@@ -61,9 +61,10 @@ class Attaching:
             afterwards=lambda link: _point_to_point(link, plan),
         )
         configure_host_end(self.links, outside, plan.ips)
-        if self.config.ip_masq:  # last, and one transaction
+        asked = self.config.masquerading
+        if asked.versions:  # last, and one transaction
             with self.plane.masquerade(self.request) as masquerade:
-                masquerade.add([ip.address for ip in plan.ips], self.attachment.label, self._others)
+                masquerade.add([ip.address for ip in plan.ips], self.attachment.label, self._others, asked=asked)
         return replace(
             plan,
             interfaces=(
@@ -85,7 +86,7 @@ class Attaching:
 
     def _others(self) -> list[Element]:
         """The other masqueraded addresses of this network, for a table that an administrator has flushed."""
-        entries = self.plane.leased(self.request, self.config.ipam, links_of(self.request, self.links))
+        entries = self.plane.masqueraded(self.request, self.config, self.links)
         return [entry for entry in entries if entry.label != self.attachment.label]
 
     def _ensure_veth(self) -> Link:
@@ -103,7 +104,7 @@ class Attaching:
 
     def _undo_rules(self) -> None:
         """Undo, after the interface, a transaction whose answer was lost."""
-        if self.config.ip_masq:
+        if self.config.masquerading.versions:
             what = f"remove the rules of {self.attachment.host_veth}"
             self.undo.push(what, lambda: self.plane.end_rules(self.request, self.attachment))
 

@@ -10,14 +10,14 @@ from ipaddress import ip_network
 from nodeplug import CniCheck, CniIp, CniStatus, LimitedConnectivity, NotReady
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.comparison import belongs, elements_of, inside_differences, masquerade_differences, refuse
-from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.dataplane import Dataplane, ends_of
 from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
 from nodeplug_net.inner_attachment import differences
 from nodeplug_net.level.host_ends import HostEnd
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links, Route, links_in
 from nodeplug_net.ptp.config import PtpConfig, parse_ptp
-from nodeplug_net.ptp.host import host_addresses, links_of
+from nodeplug_net.ptp.host import host_addresses
 
 
 def check(request: CniCheck, plane: Dataplane) -> None:
@@ -43,7 +43,7 @@ def host_end(request: CniCheck) -> HostEnd:
         InvalidRequest: the configuration is wrong.
     """
     config, own = parse_ptp(request), [ip for ip in request.prev_result.ips if belongs(request, ip.interface)]
-    return HostEnd(Attachment.of(request), elements_of(request) if config.ip_masq else (), routed=own)
+    return HostEnd(Attachment.of(request), elements_of(request, config.masquerading), routed=own)
 
 
 def inside(request: CniCheck) -> list[str]:
@@ -80,8 +80,8 @@ def _differences(request: CniCheck, config: PtpConfig, links: Links, inner: Link
     yield from inside_differences(request, inner, inside, expected)
     yield from _route_differences(own, inner.routes(inside))
     yield from _outside_differences(request, own, links, inside)
-    if config.ip_masq:
-        yield from masquerade_differences(request, plane)
+    if config.masquerading.versions:
+        yield from masquerade_differences(request, plane, config.masquerading)
 
 
 def _route_differences(own: list[CniIp], routes: list[Route]) -> Iterator[str]:
@@ -143,31 +143,23 @@ def mend(request: CniStatus, plane: Dataplane) -> None:
     config = parse_ptp(request)
     with Netlink() as netlink:
         links = Links(netlink)
-        attached = links_of(request, links)
+        attached = ends_of(request.network, links)
         try:
             for link in attached:
                 if not link.is_up:
                     plane.log.warning("interface %s was down; it is set up again", link.name)
                     links.set_up(link)
             if attached:
-                _mend(request, config, plane, attached)
+                _mend_forwarding(request, config, plane, links)
+                plane.mend_masquerade(request, config, links)
                 plane.networks.restore(request, config)
         except OSError as error:
             raise LimitedConnectivity(f"network {request.network} cannot be repaired: {error}") from error
 
 
-def _mend(request: CniStatus, config: PtpConfig, plane: Dataplane, attached: list[Link]) -> None:
-    expected = plane.leased(request, config.ipam, attached)
-    versions = {entry.network.version for entry in expected}
+def _mend_forwarding(request: CniStatus, config: PtpConfig, plane: Dataplane, links: Links) -> None:
+    versions = {address.version for _, address in plane.leased(request, config.ipam, links)}
     off = not_forwarding(versions)
     if off:
         plane.log.warning("net/%s was not 1 with containers attached; the host forwards again", ", net/".join(off))
         ensure_forwarding(versions)
-    if not config.ip_masq:
-        return
-    with plane.masquerade(request) as masquerade:
-        lost = masquerade.lacking(entry.network for entry in expected)
-        if lost:
-            text = ", ".join(map(str, lost))
-            plane.log.warning("subnet %s lost the rule that masquerades its containers; the rule is restored", text)
-            masquerade.mend(expected)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from nodeplug import CniDns, CniRequest, InvalidRequest
-from nodeplug_net.interface_config import DelegationConf, check_backend
+from nodeplug_net.interface_config import DelegationConf
 from nodeplug_net.ipam.config import DnsConf
+from nodeplug_net.masquerade_config import MasqueradeConf
+from nodeplug_net.nftables.masquerade import NOTHING, Masquerading
 
 
-class NetConf(DelegationConf):
+class NetConf(DelegationConf, MasqueradeConf):
     """The keys of the reference plugin, under its names."""
 
-    ip_masq: bool = False
-    ip_masq_backend: str = ""
     mtu: int = Field(0, ge=0, lt=1 << 31)
     dns: DnsConf = DnsConf()
 
@@ -28,13 +28,13 @@ class PtpConfig:
 
     Attributes:
         ipam: the IPAM plugin; empty if there is none, which ADD and CHECK refuse.
-        ip_masq: traffic that leaves the subnet is masqueraded.
+        masquerading: what is masqueraded, if anything is.
         mtu: of both ends; 0 leaves it to the kernel.
         dns: instead of IPAM's, or None.
     """
 
     ipam: str = ""
-    ip_masq: bool = False
+    masquerading: Masquerading = NOTHING
     mtu: int = 0
     dns: CniDns | None = None
 
@@ -58,6 +58,5 @@ def parse_ptp(request: CniRequest) -> PtpConfig:
     conf = request.parse(NetConf)
     if not conf.ipam.type:
         raise InvalidRequest("no plugin name provided", details="name an IPAM plugin in the key 'ipam.type'")
-    if conf.ip_masq:
-        check_backend(conf.ip_masq_backend)
-    return PtpConfig(conf.ipam.type, conf.ip_masq, conf.mtu, conf.dns.value() if conf.dns.is_given else None)
+    conf.check_backend()
+    return PtpConfig(conf.ipam.type, conf.masquerading, conf.mtu, conf.dns.value() if conf.dns.is_given else None)

@@ -1,15 +1,13 @@
 """DEL and GC of ptp.
 
-Owns: which links are those of a ptp network, and the masquerading of those that stay.
-Refuses: the order of the steps (see `teardown`).
+Owns: which links are those of a ptp network.
+Refuses: the order of the steps (see `teardown`), and the masquerading of those that stay (see `dataplane`).
 """
 
 from nodeplug import CniDel, CniGc
-from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.dataplane import Dataplane, ends_of
 from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.ptp.config import parse_ptp
-from nodeplug_net.ptp.host import links_of
 from nodeplug_net.teardown import collect as collect_attachments
 from nodeplug_net.teardown import detach as detach_attachment
 from nodeplug_net.undo import Errors
@@ -38,21 +36,11 @@ def collect(request: CniGc, plane: Dataplane) -> None:
     def ends(links: Links) -> list[Link]:
         """Ours, and all that the reference's plugin could have made."""
         theirs = [link for link in links.all() if link.kind == "veth" and not link.alias and not link.master]
-        return links_of(request, links) + theirs
+        return ends_of(request.network, links) + theirs
 
     errors = Errors()
     with errors.kept():
         collect_attachments(request, plane, ends)
     with errors.kept():
-        _tidy_masquerade(request, plane)
+        plane.tidy_masquerade(request, parse_ptp(request))
     errors.raise_all()
-
-
-def _tidy_masquerade(request: CniGc, plane: Dataplane) -> None:
-    """Restore what others removed from the table, and remove unused subnets."""
-    config = parse_ptp(request)
-    with plane.masquerade(request) as masquerade:
-        if config.ip_masq:
-            with Netlink() as netlink:
-                masquerade.mend(plane.leased(request, config.ipam, links_of(request, Links(netlink))))
-        masquerade.prune()

@@ -1,4 +1,4 @@
-"""The host's ends of ptp links: their addresses, the routes to their containers, and which they are.
+"""The host's ends of ptp links: their addresses, and the routes to their containers.
 
 Owns: what the host has for each attachment besides the link itself; the kernel removes it with the link.
 Refuses: containers. Everything happens in the namespace that the calling thread is in.
@@ -6,19 +6,12 @@ Refuses: containers. Everything happens in the namespace that the calling thread
 
 from collections.abc import Sequence
 
-from nodeplug import CniIp, CniRequest
-from nodeplug_net.attachment import network_label
+from nodeplug import CniIp
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import Request
 from nodeplug_net.netlink.links import Interface, Link, Links, address_request
 from nodeplug_net.netlink.messages import u32
 from nodeplug_net.sysctl import set_sysctl
-
-
-def links_of(request: CniRequest, links: Links) -> list[Link]:
-    """List the links of a network's attachments, by their label."""
-    label = network_label(request.network)
-    return [link for link in links.all() if link.alias.startswith(label)]
 
 
 def host_addresses(ips: Sequence[CniIp]) -> list[Interface]:
