@@ -21,8 +21,8 @@ _ROOT = Path(__file__).parents[2]
 _MOST = 200
 
 
-def die_before(number: int, work: Callable[[], object], *more: Step) -> None:
-    """Do some work, and be killed before a step of it; without so many steps, end with status 0."""
+def die_before(number: int, work: Callable[[], object], *more: Step, steps: Sequence[Step] = STEPS) -> None:
+    """Do some work, and be killed before a step of it; without so many steps, and for step 0, end with status 0."""
     left = number
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +35,7 @@ def die_before(number: int, work: Callable[[], object], *more: Step) -> None:
 
         return step
 
-    for owner, name in (*STEPS, *more):
+    for owner, name in (*steps, *more):
         setattr(owner, name, counted(getattr(owner, name)))
     work()
     os._exit(0)
@@ -81,7 +81,7 @@ def every_step(module: str, words: Words, *, least: int, prepare: Callable[[], o
     """
     for step in range(1, _MOST):
         prepare()
-        status, said = _run(module, str(step), *(words() if callable(words) else words))
+        status, said = run(module, str(step), *(words() if callable(words) else words))
         if status == 0:
             assert step > least
             return
@@ -90,8 +90,8 @@ def every_step(module: str, words: Words, *, least: int, prepare: Callable[[], o
     raise AssertionError(f"it has more than {_MOST} steps")
 
 
-def _run(module: str, *words: str) -> tuple[int, str]:
-    """Run a module; return its status and what it said."""
+def run(module: str, *words: str) -> tuple[int, str]:
+    """Run such a module; return its status and what it said."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*forked.search_path(), str(_ROOT)])}
     with tempfile.NamedTemporaryFile(mode="r") as said:
         path = Path(said.name)

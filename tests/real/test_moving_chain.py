@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from tests.node import killing
 from tests.node.outside import HOST, NEIGHBOUR, connect
 from tests.node.portmap.lab import DATAGRAM, STREAM, ask, end_servers, mapping, serve
 from tests.real.moving import DEBIAN, DUAL, KEEPERS, PATH, Mover, hand_over, refuse_missing_programs, use
@@ -300,6 +301,49 @@ def test_what_was_handed_over_and_attached_again_is_handed_over_whole(chain: Cha
     chain.add(OURS, "c0", pod=pod)
     hand_over(chain, "--apply", "--backend", backend)
     assert sorted(chain.everything()) == sorted(once)
+
+
+@TODAY
+def test_a_command_that_was_killed_before_any_step_is_completed_by_the_next_one(chain: Chain, backend: str) -> None:
+    """Whatever it did until then, ports lead to the container, and it reaches others; afterwards nothing is twice."""
+    moving = attach(chain, OURS)
+    other = add_neighbour(chain, chain.stack.enter_context(Sandbox(chain.folder / "pod-c1")))
+    paths = ["--data-dir", str(chain.folder / "addresses"), "--run-dir", str(chain.node.paths.run)]
+    words = [str(chain.host.path), "to-reference", "--apply", "--json", "--backend", backend, *paths]
+
+    def again() -> None:
+        for name, pod in (("c0", moving.pod), ("c1", other)):
+            chain.delete(OURS, name, pod.path)
+        assert chain.left() == []
+        for file in (chain.folder / "addresses/moving").glob("last_reserved_ip.*"):
+            file.unlink()  # so that addresses are the same each time
+        chain.add(OURS, "c0", pod=moving.pod)
+        add_neighbour(chain, other)
+
+    def whole() -> list[str]:
+        status, said = killing.run("tests.real.killed_way_back", "0", *words)
+        assert status == 0, said
+        return sorted(chain.everything())
+
+    once = whole()
+    seen = set()
+    for step in killing.every_step("tests.real.killed_way_back", words, least=12, prepare=again):
+        seen.add(tuple(chain.everything()))
+        if step % 2:
+            chain.mend()  # a daemon restores what it knows of
+        assert (step, moving.reach()) == (step, REACHED)
+        assert (step, whole(), chain.records()) == (step, once, [])
+    assert len(seen) > 8
+    for name, pod in (("c0", moving.pod), ("c1", other)):
+        chain.delete(THEIRS, name, pod.path)
+    assert chain.left() == []
+
+
+def add_neighbour(chain: Chain, pod: Sandbox) -> Sandbox:
+    """Attach c1, which has another port of the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(chain.asked, "portMappings", [mapping(8090)])
+        return chain.add(OURS, "c1", pod=pod)
 
 
 @ONE
