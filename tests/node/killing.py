@@ -1,6 +1,7 @@
 """A call that is killed before each of its steps: the process that kills itself, and the loop that starts it.
 
-A step is what changes something outside of the process: a message to the kernel, a rename, what a plugin adds.
+A step is what changes something outside of the process: a message to the kernel, a rename, what a plugin adds; and the
+end. Before a step that only looks it is as it is before the next one, so those are left out.
 """
 
 import os
@@ -10,35 +11,58 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeplug import CniAdd, CniDel, CniResult, Netns
+from nodeplug import CniAdd, CniDel, CniGc, CniResult, Netns, ValidAttachment
 from nodeplug.testing import forked
 from nodeplug_net.netlink.connection import Netlink
 
 Step = tuple[Any, str]
 """What has a function that is a step, and the function's name."""
-STEPS: Sequence[Step] = ((Netlink, "exchange"), (Path, "mkdir"), (Path, "rename"), (Path, "unlink"), (os, "fsync"))
+STEPS: Sequence[Step] = ((Path, "mkdir"), (Path, "rename"), (Path, "unlink"), (os, "fsync"))
 _ROOT = Path(__file__).parents[2]
 _MOST = 200
+_BATCH = 0x10
+"""NFNL_MSG_BATCH_BEGIN, without which nf_tables only answers; or RTM_NEWLINK."""
+_CONNTRACK = 0x01
+_DELETE = 2
 
 
-def die_before(number: int, work: Callable[[], object], *more: Step, steps: Sequence[Step] = STEPS) -> None:
+def die_before(number: int, work: Callable[[], object], *more: Step) -> None:
     """Do some work, and be killed before a step of it; without so many steps, and for step 0, end with status 0."""
-    left = number
+    left, exchange = number, Netlink.exchange
+
+    def step() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*arguments: Any, **keys: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+        def call(*arguments: Any, **keys: Any) -> Any:
+            step()
             return function(*arguments, **keys)
 
-        return step
+        return call
 
-    for owner, name in (*steps, *more):
+    def counted_exchange(self: Netlink, messages: Sequence[tuple[bytearray, bool]]) -> Any:
+        if any(_changes(data) for data, _ in messages):
+            step()
+        return exchange(self, messages)
+
+    Netlink.exchange = counted_exchange  # type: ignore[method-assign]
+    for owner, name in (*STEPS, *more):
         setattr(owner, name, counted(getattr(owner, name)))
     work()
+    step()
     os._exit(0)
+
+
+def _changes(message: bytearray) -> bool:
+    """Whether the kernel does more than answer: types of rtnetlink are four to a kind, the third of which asks."""
+    kind = int.from_bytes(message[4:6], "little")
+    subsystem, number = kind >> 8, kind & 0xFF
+    if subsystem:
+        return (subsystem, number) == (_CONNTRACK, _DELETE)
+    return kind == _BATCH or kind % 4 != 2
 
 
 def die_in_call(
@@ -52,17 +76,17 @@ def die_in_call(
     *more: Step,
     ifname: str = "eth0",
 ) -> None:
-    """Serve an `add` or `del` of container c1 behind another plugin, and be killed before a step of it."""
-    common: dict[str, Any] = {"claim": "x", "network": "net", "version": "1.1.0", "config": config, "netns": netns}
-    common |= {"container_id": "c1", "ifname": ifname, "prev_result": result, "host_netns": host_netns}
-
-    def call() -> None:
-        if verb == "add":
-            plugin.cni_add(CniAdd(**common))
-        else:
-            plugin.cni_del(CniDel(**common))
-
-    die_before(step, call, *more)
+    """Serve an `add` or `del` of container c1 behind another plugin, or a `gc` of all but c9; die before a step."""
+    common: dict[str, Any] = {"claim": "x", "network": "net", "version": "1.1.0", "config": config}
+    common |= {"host_netns": host_netns}
+    own: dict[str, Any] = {"container_id": "c1", "ifname": ifname, "prev_result": result, "netns": netns}
+    valid = (ValidAttachment(container_id="c9", ifname=ifname),)
+    calls: Mapping[str, Callable[[], object]] = {
+        "add": lambda: plugin.cni_add(CniAdd(**own, **common)),
+        "del": lambda: plugin.cni_del(CniDel(**own, **common)),
+        "gc": lambda: plugin.cni_gc(CniGc(valid=valid, **common)),
+    }
+    die_before(step, calls[verb], *more)
 
 
 Words = Sequence[str] | Callable[[], Sequence[str]]

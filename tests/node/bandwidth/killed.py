@@ -1,4 +1,4 @@
-"""One ADD or DEL of bandwidth that is killed before a step: `python -m ... STEP FOLDER HOST POD VERB CONFIG`."""
+"""One ADD, DEL or GC of bandwidth that is killed before a step: `python -m ... STEP FOLDER HOST POD VERB CONFIG`."""
 
 import json
 import sys

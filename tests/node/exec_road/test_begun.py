@@ -156,3 +156,39 @@ def test_an_add_that_began_anew_is_another(tmp_path: Path) -> None:
     assert (attachments.is_known(first), attachments.is_known(second)) == (False, True)
     attachments.record(Attachment(KEY, "/b", CniResult(), 3.0))
     assert not attachments.is_known(second)
+
+
+KILLED_IN_GC = """
+import os, signal, sys
+from pathlib import Path
+from nodeplug import ValidAttachment
+from nodeplug.cni.attachments import Attachments
+
+left = int(sys.argv[2])
+def die(event, arguments):
+    global left
+    if event == "os.remove" and sys.argv[1] in str(arguments[0]):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(die)
+Attachments(Path(sys.argv[1])).forget_invalid("test", "net", [ValidAttachment(container_id="c2", ifname="eth0")])
+"""
+
+
+def test_a_gc_that_is_killed_at_any_removal_forgets_no_valid_attachment_and_is_repeated(tmp_path: Path) -> None:
+    attachments, seen = Attachments(tmp_path), set()
+    for step in range(20):
+        for number in (1, 2, 3):
+            key = Key("test", "net", f"c{number}", "eth0")
+            attachments.record(Attachment(key, "/netns", CniResult(), float(number)))
+        attachments.begin(Begun(Key("test", "net", "c4", "eth0"), "/netns"))
+        command = [sys.executable, "-c", KILLED_IN_GC, str(tmp_path), str(step)]
+        killed = subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        seen.add((tuple(one.key.container_id for one in attachments.list()), len(attachments.begun())))
+        attachments.forget_invalid("test", "net", [ValidAttachment(container_id="c2", ifname="eth0")])
+        assert [one.key.container_id for one in attachments.list()] == ["c2"]
+        assert len(list(tmp_path.iterdir())) == 1
+        if not killed:
+            break
+    assert seen == {(("c1", "c2", "c3"), 1), (("c2", "c3"), 1), (("c2",), 1), (("c2",), 0)}

@@ -1,4 +1,4 @@
-"""One ADD or DEL of the firewall that is killed before a step: `python -m ... STEP FOLDER NETNS VERB CONFIG`."""
+"""One ADD, DEL or GC of the firewall that is killed before a step: `python -m ... STEP FOLDER NETNS VERB CONFIG`."""
 
 import json
 import sys

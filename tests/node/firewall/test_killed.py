@@ -28,7 +28,9 @@ Rules = list[tuple[int, Any]]
 
 def every_step(scratch: ScratchCni, verb: str, prepare: Callable[[], object] = lambda: None) -> Iterator[int]:
     words = [str(scratch.folder), scratch.host_netns.path, verb, json.dumps(CONFIG)]
-    return killing.every_step("tests.node.firewall.killed", words, least={"add": 8, "del": 4}[verb], prepare=prepare)
+    return killing.every_step(
+        "tests.node.firewall.killed", words, least={"add": 8, "del": 4, "gc": 4}[verb], prepare=prepare
+    )
 
 
 @contextmanager
@@ -101,6 +103,21 @@ def test_a_del_that_was_cut_off_is_ended_by_the_next_del_or_gc(scratch: ScratchC
             else:
                 scratch.gc(daemon, CONFIG, [("c9", "eth0")])
             assert gone(scratch)
+
+
+def test_a_gc_that_was_cut_off_is_ended_by_the_next_one_and_takes_nothing_of_others(
+    scratch: ScratchCni, whole: Rules
+) -> None:
+    def prepare() -> None:
+        with next_daemon(scratch) as daemon:
+            add(scratch, daemon)
+            assert accepted(scratch) == whole
+
+    for _ in every_step(scratch, "gc", prepare):
+        with next_daemon(scratch) as daemon:
+            scratch.gc(daemon, CONFIG, [("c9", "eth0")])
+            assert gone(scratch)
+    assert gone(scratch)
 
 
 def test_the_rules_of_the_former_add_come_back_if_any_step_of_another_add_fails(scratch: ScratchCni) -> None:

@@ -382,6 +382,27 @@ def test_a_del_killed_at_any_message_is_completed_by_the_next(
     assert is_home(scratch)
 
 
+def test_a_gc_killed_at_any_message_is_completed_by_the_next(
+    scratch: ScratchCni, plugin: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = 0
+
+    def collect() -> None:
+        scratch.gc(plugin, network(), [])
+
+    while True:
+        netns = scratch.container()
+        scratch.add(plugin, network(), "c1", netns)
+        returned_by_the_kernel(scratch, netns)
+        if not killed(collect, monkeypatch, points):
+            break
+        collect()
+        assert is_home(scratch)
+        points += 1
+    assert points > 2
+    assert is_home(scratch)
+
+
 # --- what sysfs says: a folder stands for it, in which the card is a function of the PCI bus
 
 

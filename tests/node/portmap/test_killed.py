@@ -1,4 +1,4 @@
-"""A daemon that is killed before any step of an ADD or DEL: nothing leaks, and nothing is lost."""
+"""A daemon that is killed before any step of an ADD, DEL or GC: nothing leaks, and nothing is lost."""
 
 import json
 import socket
@@ -28,7 +28,9 @@ LABEL = "nodeplug net c1 eth0"
 
 def every_step(scratch: ScratchCni, verb: str, prepare: Callable[[], object] = lambda: None) -> Iterator[int]:
     words = [str(scratch.folder), scratch.host_netns.path, verb, json.dumps(CONFIG)]
-    return killing.every_step("tests.node.portmap.killed", words, least=10, prepare=prepare)
+    return killing.every_step(
+        "tests.node.portmap.killed", words, least={"add": 20, "del": 6, "gc": 6}[verb], prepare=prepare
+    )
 
 
 @contextmanager
@@ -92,3 +94,31 @@ def test_a_del_that_was_cut_off_is_repeated_to_the_end(scratch: ScratchCni) -> N
         with next_daemon(scratch) as daemon:
             scratch.delete(daemon, {"cniVersion": "1.1.0", "name": "net"} if records(scratch) else CONFIG, "c1")
             assert (forwarded(scratch), reserved(scratch), records(scratch)) == (False, False, [])
+
+
+def test_a_gc_that_was_cut_off_is_repeated_to_the_end_and_takes_nothing_of_others(scratch: ScratchCni) -> None:
+    other = {**CONFIG, "runtimeConfig": {"portMappings": [mapping(8090)]}}
+
+    def add(config: Mapping[str, Any], container: str) -> None:
+        with next_daemon(scratch) as daemon:
+            scratch.add(daemon, config, container, scratch.host_netns, prev_result=RESULT)
+
+    def state() -> tuple[dict[str, int], bool, int]:
+        """How many elements each attachment has, whether c1's port is taken, and how many records there are."""
+
+        def read() -> dict[str, int]:
+            with Netlink(NETFILTER) as netlink:
+                table = PortTable(netlink)
+                assert table.lacking() == []
+                return {label: len(table.owned(label)) for label in table.labels("nodeplug ")}
+
+        return scratch.on_host(read), reserved(scratch), len(records(scratch))
+
+    add(other, "c9")
+    with next_daemon(scratch):
+        alone = state()
+    assert (list(alone[0]), *alone[1:]) == (["nodeplug net c9 eth0"], False, 1)
+    for _ in every_step(scratch, "gc", lambda: add(CONFIG, "c1")):
+        with next_daemon(scratch) as daemon:
+            scratch.gc(daemon, CONFIG, [("c9", "eth0")])
+            assert state() == alone

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 from tests.node import killed, killing
 from tests.node.sbr.lab import FOUR, SIX, Pod, conf, result
@@ -49,3 +50,12 @@ def test_after_a_kill_within_a_del_another_del_leaves_no_rule(pod: Pod) -> None:
         pod.delete()
         assert pod.rules() == {}
         begin_again(pod)
+
+
+def test_gc_has_no_step_but_its_end(pod: Pod) -> None:
+    """Rules end with their container's namespace, which no GC names."""
+    pod.add()
+    rules = pod.rules()
+    call: dict[str, Any] = {"config": conf(), "valid": []}
+    assert list(killed.every_step(pod.scratch, lambda: pod.netns, "sbr", "gc", least=1, **call)) == [1]
+    assert pod.rules() == rules != {}

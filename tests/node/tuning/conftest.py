@@ -1,7 +1,7 @@
 """A container whose interface another plugin made, and tuning for it."""
 
 import pytest
-from tests.node.tuning.lab import Pod, run_ip
+from tests.node.tuning.lab import Pod, make_pod
 
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni
@@ -19,9 +19,7 @@ def tuning(scratch: ScratchCni) -> Tuning:
 @pytest.fixture
 def pod(scratch: ScratchCni) -> Netns:
     """A container whose interface eth0 another plugin made."""
-    netns = scratch.container()
-    run_ip(netns, lambda ip: ip.link("add", ifname="eth0", kind="veth", peer="peer0", address="02:00:00:00:00:01"))
-    return netns
+    return make_pod(scratch)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One ADD or DEL of tuning that is killed before a step: `python -m ... STEP FOLDER NETNS VERB CONFIG`."""
+"""One ADD, DEL or GC of tuning that is killed before a step: `python -m ... STEP FOLDER NETNS VERB CONFIG`."""
 
 import json
 import sys

@@ -27,6 +27,13 @@ def run_ip(netns: Netns, work: Callable[[Any], Any]) -> None:
     run_in(netns, change)
 
 
+def make_pod(scratch: ScratchCni) -> Netns:
+    """Make a container whose interface eth0 another plugin made."""
+    netns = scratch.container()
+    run_ip(netns, lambda ip: ip.link("add", ifname="eth0", kind="veth", peer="peer0", address="02:00:00:00:00:01"))
+    return netns
+
+
 def conf(**keys: Any) -> dict[str, Any]:
     return {"cniVersion": "1.1.0", "name": "net", "type": "nodeplug-tuning", **keys}
 

@@ -22,7 +22,7 @@ def begin_again(pod: Pod) -> None:
 
 
 def test_after_a_kill_within_an_add_another_add_completes_it_and_del_ends_it(vrf_pod: Pod) -> None:
-    for _ in every_step(vrf_pod, "add", 6):
+    for _ in every_step(vrf_pod, "add", 4):
         vrf_pod.add()
         assert (vrf_pod.vrfs(), vrf_pod.inside(), vrf_pod.addresses()) == (
             {"blue": 1},
@@ -36,7 +36,7 @@ def test_after_a_kill_within_an_add_another_add_completes_it_and_del_ends_it(vrf
 
 
 def test_after_a_kill_within_an_add_del_leaves_no_vrf(vrf_pod: Pod) -> None:
-    for _ in every_step(vrf_pod, "add", 6):
+    for _ in every_step(vrf_pod, "add", 4):
         vrf_pod.delete()
         assert vrf_pod.vrfs() == {}
         begin_again(vrf_pod)
@@ -48,6 +48,13 @@ def test_after_a_kill_within_a_del_another_del_leaves_no_vrf(vrf_pod: Pod) -> No
         vrf_pod.add()
         assert (vrf_pod.vrfs(), vrf_pod.routes("1")) == ({"blue": 1}, ROUTES)
 
-    for _ in every_step(vrf_pod, "del", 5, prepare=prepare):
+    for _ in every_step(vrf_pod, "del", 3, prepare=prepare):
         vrf_pod.delete()
         assert vrf_pod.vrfs() == {}
+
+
+def test_gc_has_no_step_but_its_end(vrf_pod: Pod) -> None:
+    """A VRF ends with its container's namespace, which no GC names."""
+    vrf_pod.add()
+    assert list(every_step(vrf_pod, "gc", 1)) == [1]
+    assert vrf_pod.vrfs() == {"blue": 1}
