@@ -77,9 +77,7 @@ def to_reference(
     node = Node(run, addresses, network)
     with kernel_errors(), open_nft() as netlink:
         found = HandingOver(netlink, node)
-        if apply:
-            found.apply(backend.value, log)
-        strays = found.strays(log) if apply else []
+        strays = found.apply(backend.value, log) if apply else []
     parts = found.parts()
     _tell([one.told(applied=apply) for one in parts], as_json=as_json, applied=apply)
     refuse_unknown(parts, strays, node)

@@ -18,6 +18,9 @@ from nodeplug_net.nftables.sockets import Identity
 
 ADDING: Final = "adding"
 ATTACHED: Final = "attached"
+LEAVING: Final = "to-reference"
+"""A file beside the records while attachments are handed over to the reference's plugins: they may have its rules and
+ours. It stays when that is cut off."""
 _SETTLED: Final = 0.1
 """Seconds after which a folder that changes has another time of change; the kernel's clock of files ticks slowly."""
 
@@ -118,6 +121,11 @@ class Records(Generic[W]):
             found = self._known.get((namespace, label))
             if found is not None:
                 self._known[namespace, label] = replace(found, phase=ADDING)
+
+    @property
+    def are_leaving(self) -> bool:
+        """Whether attachments are being handed over, or that was cut off: who ends one ends both kinds of rules."""
+        return (self._journal.folder / LEAVING).exists()
 
     def get(self, namespace: Identity, label: str) -> Record[W] | None:
         """Return the record of an attachment."""

@@ -5,14 +5,14 @@ Refuses: hooks and configuration (`plugin`, `config`).
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniStatus, Host
 from nodeplug_net.attachment import OURS, Attachment, network_label
 from nodeplug_net.dataplane import names_of_links
-from nodeplug_net.firewall.config import FirewallConf, Wanted
+from nodeplug_net.firewall.config import Address, FirewallConf, Wanted
 from nodeplug_net.firewall.messages import Rule
 from nodeplug_net.firewall.obstacles import refuse_obstacles
 from nodeplug_net.firewall.rules import Entry
@@ -101,21 +101,28 @@ class Containers:
         """
         label = Attachment.of(request).label
         with self._table(request) as table:
-            theirs = request.prev_result is not None and not table.owned(label)
+            theirs = self._records.are_leaving or not table.owned(label)
         self._end(request, label)
         if theirs and request.prev_result is not None:
-            addresses = list(dict.fromkeys(one.address.ip for one in request.prev_result.ips))
-            with self._table(request) as table:
-                table.remove_unlabelled(addresses)
-            LegacyFirewall(self._log).remove(addresses)
+            self._end_reference(request, [one.address.ip for one in request.prev_result.ips])
 
     def _end(self, request: CniRequest, label: str) -> None:
         namespace = request.host_netns.identity
         with self._changing:  # from here on nothing brings the rules back
             self._records.end(namespace, label)
+        record = self._records.get(namespace, label)
         with self._table(request) as table:
             table.remove(label)
+        if record is not None and self._records.are_leaving:
+            self._end_reference(request, record.wanted.addresses)
         self._records.forget(namespace, label)
+
+    def _end_reference(self, request: CniRequest, addresses: Iterable[Address]) -> None:
+        """End what the reference accepts for addresses, whose rules name nobody."""
+        own = list(dict.fromkeys(addresses))
+        with self._table(request) as table:
+            table.remove_unlabelled(own)
+        LegacyFirewall(self._log).remove(own)
 
     def differences(self, request: CniCheck, wanted: Wanted) -> list[str]:
         """Name what is not as ADD left it; rules that the reference wrote count.

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Final
 
 from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniStatus, Host, InvalidRequest, PluginError, TryAgain
-from nodeplug_net.attachment import Attachment, network_label
+from nodeplug_net.attachment import Attachment, network_label, of_label
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Links
 from nodeplug_net.netlink.reaper import Reaper
@@ -132,7 +132,7 @@ class HostPorts:
         errors, removed = Errors(), False
         with errors.kept():
             removed = self._end(request, attachment.label, record)
-        if not removed:  # the reference made them, or they were handed over to it
+        if not removed or self._records.are_leaving:  # the reference made them, or they are handed over to it
             with errors.kept(), self._reference(request) as reference:
                 result = request.prev_result
                 reference.end(attachment, [one.ip for one in targets(result, request.ifname)] if result else [])
@@ -187,8 +187,12 @@ class HostPorts:
                 present = table.labels(prefix)
             present |= {one.label for one in self._records.of(namespace) if one.label.startswith(prefix)}
             for label in sorted(present - valid):
+                record, whose = self._records.get(namespace, label), of_label(label)
                 with errors.kept():
-                    self._end(request, label, self._records.get(namespace, label))
+                    self._end(request, label, record)
+                if record is not None and whose is not None and self._records.are_leaving:
+                    with errors.kept(), self._reference(request) as reference:
+                        reference.end(whose, [one.ip for one in record.wanted.targets])
             with errors.kept(), self._reference(request) as reference:
                 reference.collect(request.network, {one.container_id for one in request.valid})
         with errors.kept(), self._table(request) as table:

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from nodeplug import PluginError
 from nodeplug_net.attachment import Attachment
+from nodeplug_net.firewall.containers import RECORDS as ACCEPTED
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.nftables.masquerade import Masquerade
+from nodeplug_net.portmap.host_ports import RECORDS as PORTS
 from nodeplug_net.reference import firewall_back, iptables, nft, ports_back, way_back
 from nodeplug_net.reference.recorded import Node, Recorded
 
@@ -76,16 +78,6 @@ class HandingOver:
         self._ports = ports_back.entries(node)
         self._accepted = firewall_back.entries(node)
 
-    def strays(self, log: logging.LoggerAdapter[logging.Logger]) -> list[str]:
-        """List the attachments whose ports or rules nobody recorded, and which stay with nodeplug.
-
-        Raises:
-            PluginError: iptables(8) fails.
-            OSError: the kernel refuses.
-        """
-        found = ports_back.strays(self._netlink, self._node, self._ports, log)
-        return [*found, *firewall_back.strays(self._netlink, self._node, self._accepted)]
-
     def parts(self) -> list[Part]:
         """List all of it."""
         masqueraded = (
@@ -94,21 +86,29 @@ class HandingOver:
         )
         return [*masqueraded, *_of_ports(self._ports), *_of_firewall(self._accepted)]
 
-    def apply(self, backend: str, log: logging.LoggerAdapter[logging.Logger]) -> None:
+    def apply(self, backend: str, log: logging.LoggerAdapter[logging.Logger]) -> list[str]:
         """Do it: the reference's rules come before ours go. May be ended and repeated at any moment.
+
+        Until it is through, whoever ends an attachment is to end both.
 
         Args:
             backend: `iptables` or `nftables`, for masquerading and host ports.
             log: for what cannot be seen of the reference's.
+
+        Returns:
+            the labels of attachments whose ports or rules nobody recorded, and which stay with nodeplug.
 
         Raises:
             PluginError: iptables(8) or nft(8) fails; what was done before stays.
             OSError: the kernel refuses.
         """
         write: way_back.Write = partial(nft.write, self._netlink) if backend == "nftables" else iptables.write
-        ports_back.apply(self._ports, self._netlink, backend, log)
-        firewall_back.apply(self._accepted, self._netlink)
-        way_back.apply(self._masqueraded, self._netlink, write, log)
+        with self._node.leaving(PORTS, ACCEPTED):
+            ports_back.apply(self._ports, self._netlink, backend, log)
+            firewall_back.apply(self._accepted, self._netlink)
+            way_back.apply(self._masqueraded, self._netlink, write, log)
+            found = ports_back.strays(self._netlink, self._node, self._ports, log)
+            return [*found, *firewall_back.strays(self._netlink, self._node, self._accepted)]
 
 
 def refuse_unknown(parts: Iterable[Part], strays: Sequence[str], node: Node) -> None:

@@ -1,11 +1,12 @@
 """What plugins recorded of running containers, as a command finds it: with a daemon and without one.
 
 Owns: finding the records in /run, whose they are, and whether the container is still there.
-Refuses: to change one; `Records.forget` removes its file, and the daemon that runs forgets it then.
+Refuses: to change one; `Records.forget` removes its file, and the daemon that runs forgets it then. It only marks the
+folders.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from nodeplug_net.ipam.ranges import Address
 from nodeplug_net.ipam.store import parse_address, parse_owner
 from nodeplug_net.leftovers.evidence import Evidence
 from nodeplug_net.nftables.sockets import Identity
-from nodeplug_net.records import Record, Records, W
+from nodeplug_net.records import LEAVING, Record, Records, W
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,28 @@ class Node:
     def whose(self, label: str) -> Attachment | None:
         """Return whose a label is."""
         return of_label(label) or self.named.get(label)
+
+    @contextmanager
+    def leaving(self, *folders: str) -> Iterator[None]:
+        """Mark folders of records while their attachments may have the reference's rules and ours.
+
+        The mark names the network, or none for all. It stays if this is cut off, until attachments of as many networks
+        have been handed over.
+
+        Args:
+            folders: of the records, below those of sections.
+
+        Raises:
+            OSError: the mark cannot be made.
+        """
+        marks = [path / LEAVING for folder in folders for path in sorted(self.run.glob(f"plugins/*/{folder}"))]
+        for mark in marks:
+            former = mark.read_text() if mark.exists() else self.network
+            mark.write_text(self.network if former == self.network else "")
+        yield
+        for mark in marks:
+            if self.network in {"", mark.read_text()}:
+                mark.unlink()
 
     def recorded(
         self,

@@ -56,7 +56,9 @@ def entries(masquerade: Masquerade, node: Node) -> list[Entry]:
 
 
 def apply(planned: Iterable[Entry], netlink: Netlink, write: Write, log: logging.LoggerAdapter[logging.Logger]) -> None:
-    """Write the reference's rules, take our labels from the interfaces, and remove our rules.
+    """Take our labels from the interfaces, write the reference's rules, and remove our rules.
+
+    Without a label a running daemon does not take what goes for damage, and its DEL looks for the reference's rules.
 
     Args:
         planned: entries whose attachment is known.
@@ -71,16 +73,17 @@ def apply(planned: Iterable[Entry], netlink: Netlink, write: Write, log: logging
     known = [(one.attachment, one) for one in planned if one.attachment is not None]
     reference = Reference(netlink, log)
     alive = [(whose, one) for whose, one in known if not one.ended]
-    write([(whose, one.address) for whose, one in alive if not reference.covers(whose, one.element.address)])
+    attachments = dict.fromkeys(whose for whose, _ in alive)
     with Netlink() as route:
         links = Links(route)
-        for whose in dict.fromkeys(whose for whose, _ in alive):
+        for whose in attachments:
             link = links.get(whose.host_veth)
-            if link is None:  # it ended meanwhile, and who ended it knew nothing of these rules
-                reference.end(whose, list)
-            elif link.alias == whose.label:
+            if link is not None and link.alias == whose.label:
                 links.clear_alias(link)
-    # Without a label a running daemon does not take what goes now for damage.
+        write([(whose, one.address) for whose, one in alive if not reference.covers(whose, one.element.address)])
+        for whose in attachments:
+            if links.get(whose.host_veth) is None:  # it ended meanwhile, and who ended it knew nothing of these rules
+                reference.end(whose, list)
     elements = {one.element for _, one in known}
     masquerade = Masquerade(netlink)
     masquerade.discard(lambda present: [one for one in present if one in elements])
