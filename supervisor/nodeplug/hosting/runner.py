@@ -121,7 +121,10 @@ class Runner:
 
         def elsewhere(route: Way, begun: HookCall) -> bool:
             worker = route.elsewhere(hook)
-            if around is not None or worker is None:
+            if worker is None:
+                return False
+            if around is not None:
+                worker.announce()  # it takes as long to wake as its thread here to start and do what comes before
                 return False
             asked = addressed(arguments, call, begun.seconds)
             return remote.begin(worker, hook, asked.get("request"), begun, waited_for=start is not None)

@@ -57,3 +57,27 @@ def test_a_hook_about_a_volume_wakes_its_process_before_the_loop_sends_it(
         assert ahead == [4, 4, 4]
 
     play(story)
+
+
+def test_a_hook_with_something_around_it_wakes_its_process_before_the_thread_sends_it(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, ahead = Channel.send, list[int]()
+
+    def sends(channel: Channel, message: Message, *, first: bool = False) -> None:
+        if message.op == "hook":
+            ahead.append(channel._ahead)
+        send(channel, message, first=first)
+
+    monkeypatch.setattr(Channel, "send", sends)
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section())
+        runner, route = guests.lifecycle.runner, guests.lifecycle.registry.route("volume", "example/thing")
+        request = n.VolumeStatsRequest(driver="example/thing", volume_id=n.VolumeId("v"), mount_path="/t")
+        await guests.call("volume_stats")  # no channel was open yet
+        call = Call("volume_stats", "volume:example/thing", "k")
+        await runner.call(route, "volume_stats", call, {"request": request}, around=lambda hook: hook)
+        assert ahead[-1:] == [4]
+
+    play(story)
