@@ -229,11 +229,11 @@ def _metrics() -> str:
 
 
 def _errors() -> str:
-    rows = ["| raise | CNI code | gRPC status | FlexVolume status | when |", "|---|---|---|---|---|"]
+    rows = ["| raise | CNI code | gRPC status | FlexVolume status | HTTP status | when |", "|---|---|---|---|---|---|"]
     for error, wire in WIRES.items():
         code = "the delegate's" if error is DelegateFailed else str(wire.cni)
         when = " ".join(str(inspect.getdoc(error)).split("\n\n")[0].split())
-        rows.append(f"| `{error.__name__}` | {code} | `{wire.grpc}` | {wire.flex} | {when} |")
+        rows.append(f"| `{error.__name__}` | {code} | `{wire.grpc}` | {wire.flex} | {wire.http} | {when} |")
     return "\n".join(rows)
 
 

@@ -70,12 +70,14 @@ def test_the_table_of_hostile_plugins_is_the_one_that_is_tested() -> None:
 
 
 def table_of_errors() -> dict[str, tuple[str, ...]]:
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| `(\w+)` \| (.*?) \|", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*?) \| `(\w+)` \| (.*?) \| (\d+) \|", (DOCS / "errors.md").read_text(), re.MULTILINE
+    )
     return {name: tuple(cells) for name, *cells in rows}
 
 
 def test_the_error_table_is_the_one_of_the_code() -> None:
-    wires = {error.__name__: (str(wire.cni), wire.grpc, wire.flex) for error, wire in WIRES.items()}
+    wires = {error.__name__: (str(wire.cni), wire.grpc, wire.flex, str(wire.http)) for error, wire in WIRES.items()}
     wires["DelegateFailed"] = ("the delegate's", *wires["DelegateFailed"][1:])
     assert table_of_errors() == wires
 

@@ -6,7 +6,6 @@ from nodeplug import (
     AlreadyExists,
     Claim,
     DeviceContainer,
-    ExtenderVerdict,
     InProgress,
     InUse,
     InvalidRequest,
@@ -20,10 +19,7 @@ from nodeplug.contract.errors import wire
 from nodeplug.contract.hookspecs import ANSWERS, RESERVED
 from nodeplug.hosting.registry import Registry
 
-NAMES = [
-    *("cni_repair", "device_place", "device_container"),
-    *("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind"),
-]
+NAMES = ["cni_repair", "device_place", "device_container"]
 
 
 def test_what_is_reserved_is_part_of_the_contract() -> None:
@@ -38,15 +34,14 @@ class Ready:
         return []
 
     @hookimpl
-    def extender_filter(self) -> ExtenderVerdict:
-        return ExtenderVerdict(nodes=())
+    def device_place(self) -> None: ...
 
     @hookimpl
     def device_container(self, request: DeviceContainer) -> None: ...
 
 
 def test_a_plugin_may_have_reserved_hooks_already() -> None:
-    assert Registry().load("ready", Ready(), "d").hooks == {"claims", "extender_filter", "device_container"}
+    assert Registry().load("ready", Ready(), "d").hooks == {"claims", "device_place", "device_container"}
 
 
 @pytest.mark.parametrize(

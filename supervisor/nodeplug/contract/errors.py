@@ -1,11 +1,11 @@
-"""The error tree, and the one table that maps it onto the three wires.
+"""The error tree, and the one table that maps it onto the four wires.
 
 Owns: the situations that a plugin (or the host) can name, and what each caller gets.
 Refuses: I/O, logging, knowledge of any encoder. The codecs look rows up here and write the bytes themselves.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 __all__ = [
@@ -160,38 +160,43 @@ class DelegateFailed(PluginError):
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What one error means on each wire: a CNI code, the name of a `grpc.StatusCode`, a FlexVolume status."""
+    """What one error means on each wire: a CNI code, the name of a `grpc.StatusCode`, a FlexVolume status, HTTP's.
+
+    A scheduler extender says an error with status 200 where the answer of the verb has a field for it: kube-scheduler
+    reads no body of another status.
+    """
 
     cni: int
     grpc: str
     flex: FlexStatus = "Failure"
+    http: int = 500
 
 
 _OWN: Final = ("nodeplug.loading.classes", "nodeplug.process.lane")
 """Modules of the host with further classes of errors."""
 WIRES: Final[Mapping[type[PluginError], Wire]] = {
     PluginError: Wire(999, "INTERNAL"),
-    InvalidRequest: Wire(7, "INVALID_ARGUMENT"),
-    InvalidEnvironment: Wire(4, "INVALID_ARGUMENT"),
-    InvalidNetns: Wire(8, "INVALID_ARGUMENT"),
-    Undecodable: Wire(6, "INVALID_ARGUMENT"),
-    AlreadyExists: Wire(7, "ALREADY_EXISTS"),
-    OutOfRange: Wire(7, "OUT_OF_RANGE"),
-    IncompatibleVersion: Wire(1, "FAILED_PRECONDITION"),
-    NotSupported: Wire(4, "UNIMPLEMENTED", "Not supported"),
-    Exhausted: Wire(11, "RESOURCE_EXHAUSTED"),
-    NotFound: Wire(999, "NOT_FOUND"),
-    InUse: Wire(999, "FAILED_PRECONDITION"),
-    ContainerGone: Wire(3, "NOT_FOUND"),
-    TryAgain: Wire(11, "UNAVAILABLE"),
-    Ending: Wire(11, "UNAVAILABLE"),
-    DeadlineExceeded: Wire(11, "DEADLINE_EXCEEDED"),
-    InProgress: Wire(11, "ABORTED"),
-    UnknownPlace: Wire(11, "ABORTED"),
-    Uncertain: Wire(11, "UNAVAILABLE"),
-    NotReady: Wire(50, "UNAVAILABLE"),
-    LimitedConnectivity: Wire(51, "UNAVAILABLE"),
-    DelegateFailed: Wire(999, "INTERNAL"),
+    InvalidRequest: Wire(7, "INVALID_ARGUMENT", http=400),
+    InvalidEnvironment: Wire(4, "INVALID_ARGUMENT", http=400),
+    InvalidNetns: Wire(8, "INVALID_ARGUMENT", http=400),
+    Undecodable: Wire(6, "INVALID_ARGUMENT", http=400),
+    AlreadyExists: Wire(7, "ALREADY_EXISTS", http=409),
+    OutOfRange: Wire(7, "OUT_OF_RANGE", http=400),
+    IncompatibleVersion: Wire(1, "FAILED_PRECONDITION", http=400),
+    NotSupported: Wire(4, "UNIMPLEMENTED", "Not supported", http=501),
+    Exhausted: Wire(11, "RESOURCE_EXHAUSTED", http=429),
+    NotFound: Wire(999, "NOT_FOUND", http=404),
+    InUse: Wire(999, "FAILED_PRECONDITION", http=409),
+    ContainerGone: Wire(3, "NOT_FOUND", http=404),
+    TryAgain: Wire(11, "UNAVAILABLE", http=503),
+    Ending: Wire(11, "UNAVAILABLE", http=503),
+    DeadlineExceeded: Wire(11, "DEADLINE_EXCEEDED", http=504),
+    InProgress: Wire(11, "ABORTED", http=409),
+    UnknownPlace: Wire(11, "ABORTED", http=409),
+    Uncertain: Wire(11, "UNAVAILABLE", http=503),
+    NotReady: Wire(50, "UNAVAILABLE", http=503),
+    LimitedConnectivity: Wire(51, "UNAVAILABLE", http=503),
+    DelegateFailed: Wire(999, "INTERNAL", http=502),
 }
 
 
@@ -203,7 +208,7 @@ def wire(error: PluginError) -> Wire:
     """
     row = next(WIRES[cls] for cls in type(error).__mro__ if cls in WIRES)
     if isinstance(error, DelegateFailed):
-        return Wire(error.code, row.grpc, row.flex)
+        return replace(row, cni=error.code)
     return row
 
 

@@ -153,6 +153,20 @@ class Contract(Protocol):
     def volume_snapshot_list(self, request: v.VolumeSnapshotList) -> Sequence[v.Snapshot]:
         """List every snapshot that this node can reach."""
 
+    # --- scheduler extenders (kube-scheduler, extender/v1) --------------------------------------------------------
+
+    def extender_filter(self, request: v.ExtenderFilter) -> v.ExtenderVerdict:
+        """Return the nodes that can run a pod, and why others cannot. Default: an error for the scheduler."""
+
+    def extender_prioritize(self, request: v.ExtenderPrioritize) -> Mapping[str, int]:
+        """Score nodes for a pod, 0 to 10 by name. Default: an error, which the scheduler ignores."""
+
+    def extender_preempt(self, request: v.ExtenderPreempt) -> Mapping[str, v.ExtenderVictims]:
+        """Choose nodes, and victims on each, from what the scheduler would evict. Default: an error."""
+
+    def extender_bind(self, request: v.ExtenderBind) -> None:
+        """Bind a pod to a node; succeeds when it is bound there already. Default: an error."""
+
     # --- reserved: no front calls these yet; their requests and results stay ------------------------------------
 
     def cni_repair(self, request: v.CniRepair) -> Sequence[v.CniDifference]:
@@ -164,32 +178,13 @@ class Contract(Protocol):
     def device_container(self, request: v.DeviceContainer) -> None:
         """Prepare a container whose process is about to start. Default: success."""
 
-    def extender_filter(self, request: v.ExtenderFilter) -> v.ExtenderVerdict:
-        """Return the nodes that can run a pod."""
-
-    def extender_prioritize(self, request: v.ExtenderPrioritize) -> Mapping[str, int]:
-        """Score nodes for a pod, 0 to 10 by name."""
-
-    def extender_preempt(self, request: v.ExtenderPreempt) -> Mapping[str, v.ExtenderVictims]:
-        """Choose victims by node, from those that the scheduler would evict."""
-
-    def extender_bind(self, request: v.ExtenderBind) -> None:
-        """Bind a pod to a node."""
-
 
 HOOKS: Final[Mapping[str, Callable[..., Any]]] = {
     name: hook for name, hook in vars(Contract).items() if not name.startswith("_")
 }
 for _hook in HOOKS.values():
     hookspec(firstresult=True)(_hook)  # only the owner of the claim is called
-RESERVED: Final = frozenset(
-    {
-        "cni_repair",
-        "device_place",
-        "device_container",
-        *("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind"),
-    }
-)
+RESERVED: Final = frozenset({"cni_repair", "device_place", "device_container"})
 """Hooks that nothing calls yet."""
 
 

@@ -1,7 +1,7 @@
 """Which names callers accept for what a plugin serves.
 
-Owns: the rules for extended resources, executables on CNI_PATH, FlexVolume drivers and exclusive claims, each with
-its sentence.
+Owns: the rules for extended resources, executables on CNI_PATH, FlexVolume drivers, scheduler extenders and exclusive
+claims, each with its sentence.
 Refuses: to know what a node already serves.
 """
 
@@ -50,6 +50,20 @@ def exclusive_name(name: str) -> str:
     """
     if not _FILE_NAME.fullmatch(name):
         raise ValueError(f"{name!r} cannot be the name of an exclusive claim: use letters, digits, '-', '_' and '.'")
+    return name
+
+
+def extender_path(name: str) -> str:
+    """Return the name of a scheduler extender, which is the path of its `urlPrefix`.
+
+    Raises:
+        ValueError: it cannot be one.
+    """
+    if len(name) > 253 or not all(_FILE_NAME.fullmatch(part) for part in name.split("/")):
+        raise ValueError(
+            f"{name!r} cannot be the path of an extender's urlPrefix: use letters, digits, '-', '_' and '.', with '/' "
+            "only between them"
+        )
     return name
 
 

@@ -57,6 +57,8 @@ DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "cni_gc": 60,
     "cni_status": 5,
     "volume_wait_attached": 600,
+    # kube-scheduler waits for 5 s (`httpTimeout`), and then nobody reads the reason
+    **dict.fromkeys(("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind"), 4),
 }
 """Seconds per hook; every other hook has 120. A plugin's section may override them."""
 _OTHER_DEADLINE: Final = 120.0

@@ -18,7 +18,7 @@ from nodeplug.contract import before
 from nodeplug.contract.errors import InvalidRequest, PluginError, text_of
 from nodeplug.contract.hookspecs import ANSWERS, RESERVED, Contract
 from nodeplug.contract.host import Host
-from nodeplug.contract.names import cni_executable, exclusive_name, extended_resource, flex_driver
+from nodeplug.contract.names import cni_executable, exclusive_name, extended_resource, extender_path, flex_driver
 from nodeplug.contract.values import Claim, ClaimKind
 from nodeplug.loading.classes import Found, PluginRefused, validate_config
 from nodeplug.loading.dispatch import callers, hook_table
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger(__name__)
 _REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {"cni": ("cni_add", "cni_del"), "device": ("device_list",)}
 _VOLUME_ENTRY: Final = ("volume_stage", "volume_publish")
+_EXTENDER_VERBS: Final = ("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind")
 _PAIRS: Final = {"volume_create": "volume_delete", "volume_snapshot": "volume_snapshot_delete"}
 """What a volume driver has only together."""
 _NAMES: Final[Mapping[ClaimKind, Callable[[str], str]]] = {
     "cni": cni_executable,
     "device": extended_resource,
     "volume": flex_driver,
+    "extender": extender_path,
     "exclusive": exclusive_name,
 }
 
@@ -193,6 +195,8 @@ def _check_claimed(who: str, claim: object, hooks: frozenset[str]) -> None:
         raise PluginRefused(f"{who} claims {claim} but has no {' and no '.join(missing)}")
     if claim.kind == "volume" and hooks.isdisjoint(_VOLUME_ENTRY):
         raise PluginRefused(f"{who} claims {claim} but has neither volume_stage nor volume_publish")
+    if claim.kind == "extender" and hooks.isdisjoint(_EXTENDER_VERBS):
+        raise PluginRefused(f"{who} claims {claim} but has none of {', '.join(_EXTENDER_VERBS)}")
     for made, ended in _PAIRS.items():
         if claim.kind == "volume" and made in hooks and ended not in hooks:
             raise PluginRefused(f"{who} claims {claim} and has {made} but no {ended}")

@@ -26,13 +26,14 @@ from nodeplug.contract.values import (
     CniResult,
     DeviceClaim,
     ExclusiveClaim,
+    ExtenderClaim,
     Holding,
     VolumeClaim,
 )
 from nodeplug.worker.wire import Broken, Message
 
 _CLAIMS: Final[Mapping[str, type[Claim]]] = {
-    one.kind: one for one in (CniClaim, DeviceClaim, VolumeClaim, ExclusiveClaim)
+    one.kind: one for one in (CniClaim, DeviceClaim, VolumeClaim, ExtenderClaim, ExclusiveClaim)
 }
 _ERRORS: Final[Mapping[str, type[PluginError]]] = {one.__name__: one for one in WIRES}
 _REQUESTS: Final[Mapping[str, type[CniRequest]]] = {

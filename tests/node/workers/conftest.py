@@ -27,6 +27,7 @@ GUEST = "worker_guest:Guest"
 CNI: Mapping[str, Any] = {"claim": "net", "network": "n", "version": "1.0.0", "config": {"type": "net"}}
 ATTACHMENT: Mapping[str, Any] = {"container_id": "c1", "ifname": "eth0", "args": {"K": "v"}}
 DEVICE: Mapping[str, Any] = {"resource": n.ResourceName("example.com/thing")}
+EXTENDER: Mapping[str, Any] = {"claim": "thing", "pod": {"metadata": {"name": "p"}}}
 VOLUME: Mapping[str, Any] = {"driver": "example/disk", "volume_id": n.VolumeId("v")}
 IDS = (n.DeviceId("d0"),)
 
@@ -66,6 +67,12 @@ def requests(own: n.Netns) -> Mapping[str, n.Request | None]:
         "volume_snapshot": n.VolumeSnapshot(**VOLUME, name="s"),
         "volume_snapshot_delete": n.VolumeSnapshotDelete(driver="example/disk", snapshot_id="s"),
         "volume_snapshot_list": n.VolumeSnapshotList(driver="example/disk"),
+        "extender_filter": n.ExtenderFilter(**EXTENDER, nodes={"a": {"metadata": {"name": "a"}}, "b": None}),
+        "extender_prioritize": n.ExtenderPrioritize(**EXTENDER, nodes={"a": {"metadata": {"name": "a"}}, "b": None}),
+        "extender_preempt": n.ExtenderPreempt(
+            **EXTENDER, victims={"a": n.ExtenderVictims(pods=("u",), objects={"u": {"metadata": {"uid": "u"}}})}
+        ),
+        "extender_bind": n.ExtenderBind(claim="thing", namespace="ns", pod="p", uid="u", node="a"),
     }
 
 
@@ -95,7 +102,7 @@ class Guests:
         slot = self.lifecycle.registry.slots[name]
         wanted = request if request is not None else requests(self.own)[hook]
         arguments = {} if wanted is None else {"request": wanted}
-        kind: Any = {"c": "cni", "d": "device", "v": "volume"}.get(hook[0]) if "_" in hook else None
+        kind: Any = {"c": "cni", "d": "device", "v": "volume", "e": "extender"}.get(hook[0]) if "_" in hook else None
         route: Any = slot.instance
         if kind is not None:
             claimed = {claim.kind: claim.name for claim in slot.instance.claims}

@@ -56,7 +56,8 @@ class Guest:
     def claims(self) -> list[n.Claim]:
         self._begin("claims")
         name = self._config.name
-        return [n.CniClaim(name), n.DeviceClaim(f"example.com/{name}"), n.VolumeClaim(f"example/{name}", metrics=False)]
+        served = n.VolumeClaim(f"example/{name}", metrics=False), n.ExtenderClaim(name)
+        return [n.CniClaim(name), n.DeviceClaim(f"example.com/{name}"), *served]
 
     @hookimpl
     def prepare(self) -> None:
@@ -229,6 +230,26 @@ class Guest:
     def volume_snapshot_list(self, request: n.VolumeSnapshotList) -> Sequence[n.Snapshot]:
         self._begin("volume_snapshot_list")
         return [n.Snapshot(snapshot_id="s", volume_id=n.VolumeId("v"), size=1, created=1.5, ready=False)]
+
+    @hookimpl
+    def extender_filter(self, request: n.ExtenderFilter) -> n.ExtenderVerdict:
+        self._begin("extender_filter")
+        reasons = {name: "it is whole" for name, node in request.nodes.items() if node is not None}
+        return n.ExtenderVerdict(nodes=tuple(name for name in request.nodes if name not in reasons), failed=reasons)
+
+    @hookimpl
+    def extender_prioritize(self, request: n.ExtenderPrioritize) -> Mapping[str, int]:
+        self._begin("extender_prioritize")
+        return dict.fromkeys(request.nodes, 7)
+
+    @hookimpl
+    def extender_preempt(self, request: n.ExtenderPreempt) -> Mapping[str, n.ExtenderVictims]:
+        self._begin("extender_preempt")
+        return request.victims
+
+    @hookimpl
+    def extender_bind(self, request: n.ExtenderBind) -> None:
+        self._begin("extender_bind")
 
 
 class Confident(Guest):

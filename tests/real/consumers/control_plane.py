@@ -12,7 +12,7 @@ import secrets
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
@@ -118,6 +118,23 @@ class ControlPlane:
             "--disable-admission-plugins=ServiceAccount",
         )
         self._wait("a ready API", lambda: self.call("GET", "/readyz", raw=True) == "ok")
+
+    def start_scheduler(self, name: str, extenders: Sequence[Object]) -> "subprocess.Popen[bytes]":
+        """Start one more kube-scheduler, for pods whose `schedulerName` is this name, with extenders of its own."""
+        configuration = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": f"{self.folder}/kubeconfig"},
+            "leaderElection": {"leaderElect": False},
+            "podInitialBackoffSeconds": 1,
+            "podMaxBackoffSeconds": 1,
+            "profiles": [{"schedulerName": name}],
+            "extenders": list(extenders),
+        }
+        file = self.folder / f"{name}.yaml"  # JSON is YAML too
+        file.write_text(json.dumps(configuration), encoding="utf-8")
+        program = str(self.programs / "kube-scheduler")
+        return self._spawn(name, program, f"--config={file}", "--secure-port=0", "--v=2")
 
     def kill_api(self) -> None:
         """End kube-apiserver as a power cut would; `start_api` starts it again."""

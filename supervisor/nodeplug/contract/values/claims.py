@@ -7,9 +7,9 @@ Refuses: to check names (the registry does that).
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
-__all__ = ["Claim", "ClaimKind", "CniClaim", "DeviceClaim", "ExclusiveClaim", "FsGroup", "VolumeClaim"]
+__all__ = ["Claim", "ClaimKind", "CniClaim", "DeviceClaim", "ExclusiveClaim", "ExtenderClaim", "FsGroup", "VolumeClaim"]
 
-ClaimKind = Literal["cni", "device", "volume", "exclusive"]
+ClaimKind = Literal["cni", "device", "volume", "extender", "exclusive"]
 FsGroup = Literal["kubelet", "driver", "none"]
 
 
@@ -96,6 +96,16 @@ class VolumeClaim(Claim):
     tokens: tuple[str, ...] = field(default=(), kw_only=True, compare=False)
     node_local: bool = field(default=False, kw_only=True, compare=False)
     clones: bool = field(default=False, kw_only=True, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderClaim(Claim):
+    """A scheduler extender: `name` is the path of its `urlPrefix`, such as `example` in `http://127.0.0.1:9810/example`.
+
+    Its verbs are `filter`, `prioritize`, `preempt` and `bind`, which kube-scheduler appends to the path.
+    """
+
+    kind = "extender"
 
 
 @dataclass(frozen=True, slots=True)

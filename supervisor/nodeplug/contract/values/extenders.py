@@ -1,7 +1,7 @@
 """Scheduler extenders, in the terms of kube-scheduler's `extender/v1`.
 
-Owns: one value per verb. Reserved: no front serves them yet.
-Refuses: HTTP and JSON. Pods and nodes are the decoded API objects, as kube-scheduler sent them.
+Owns: one value per verb.
+Refuses: HTTP and JSON. Pods and nodes are the decoded API objects, as kube-scheduler sent them; only read them.
 """
 
 from collections.abc import Mapping
@@ -23,21 +23,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderRequest(Request):
-    """What filter and prioritize carry.
+    """What every verb of an extender carries.
 
     Attributes:
-        pod: the v1 Pod that is to be scheduled.
-        nodes: the candidates by name, with their v1 Node, or None where the scheduler sends only names
-            (`nodeCacheCapable`).
+        claim: the name under which the scheduler asked.
     """
 
-    pod: Mapping[str, Any]
-    nodes: Mapping[str, Mapping[str, Any] | None]
+    claim: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderFilter(ExtenderRequest):
-    """Which of the nodes can run the pod?"""
+    """Which of the nodes can run the pod?
+
+    Attributes:
+        pod: the v1 Pod that is to be scheduled.
+        nodes: the candidates by name, in the scheduler's order, each with its v1 Node, or None where the scheduler
+            sends only names (`nodeCacheCapable`).
+    """
+
+    pod: Mapping[str, Any]
+    nodes: Mapping[str, Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,8 @@ class ExtenderVerdict:
 
     Attributes:
         nodes: names of the request that can run the pod.
-        failed: why others cannot, by name; preempting pods there may help.
+        failed: why others cannot, by name; preempting pods there may help. A node that is in none of the three counts
+            as failed, without a reason.
         unresolvable: why others never can, by name; preemption skips them.
     """
 
@@ -57,7 +64,15 @@ class ExtenderVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderPrioritize(ExtenderRequest):
-    """How well does each node suit the pod? Return a score from 0 to 10 by name; a missing node has 0."""
+    """How well does each node suit the pod? Return a score from 0 to 10 by name; a missing node has 0.
+
+    Attributes:
+        pod: the v1 Pod that is to be scheduled.
+        nodes: those that are left, as in `ExtenderFilter`.
+    """
+
+    pod: Mapping[str, Any]
+    nodes: Mapping[str, Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +82,17 @@ class ExtenderVictims:
     Attributes:
         pods: their UIDs.
         pdb_violations: how many disruption budgets that violates.
+        objects: of a request, the v1 Pods by UID where the scheduler sends them (not with `nodeCacheCapable`); a result
+            needs none.
     """
 
     pods: tuple[str, ...]
     pdb_violations: int = 0
+    objects: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExtenderPreempt(Request):
+class ExtenderPreempt(ExtenderRequest):
     """Which victims make room for the pod? Return a subset of the nodes, each with pods of that node.
 
     Attributes:
@@ -87,7 +105,7 @@ class ExtenderPreempt(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExtenderBind(Request):
+class ExtenderBind(ExtenderRequest):
     """Bind a pod to a node; succeed when it is bound there already.
 
     Attributes:

@@ -1,0 +1,1 @@
+"""The front of scheduler extenders: kube-scheduler's JSON over HTTP."""
