@@ -27,7 +27,7 @@ from pydantic_core import PydanticUndefined
 
 import nodeplug.testing
 import pytest_nodeplug
-from nodeplug.config import PluginSection, ProvisionerSection, Supervisor
+from nodeplug.config import ExtenderSection, PluginSection, ProvisionerSection, Supervisor
 from nodeplug.contract import before
 from nodeplug.contract.errors import WIRES, DelegateFailed
 from nodeplug.contract.hookspecs import ANSWERS
@@ -74,6 +74,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "example": lambda: f"```python\n{(folder / 'examples' / argument).read_text(encoding='utf-8')}```",
         "supervisor": lambda: _keys(Supervisor),
         "provisioner": lambda: _keys(ProvisionerSection),
+        "extender": lambda: _keys(ExtenderSection),
         "section": lambda: _keys(PluginSection),
         "plugin": lambda: _keys(find(argument).config_model),
         "errors": _errors,
@@ -211,7 +212,9 @@ def _metrics() -> str:
     process = {"memory_bytes": 1 << 24, "cpu_seconds": 1.0}
     plugin = {"name": "example", "state": "running", "quarantined": False, "process": process, "restarts": 0}
     resource = {"resource": "example.com/a", "devices": 1, "healthy": 1, "allocated": 0, "registered": True}
-    metrics.sample({"calls": [], "spool": 0, "stranded": [], "plugins": [plugin], "resources": [resource]})
+    extender = {"listens": True, "connections": 1, "certificate_expires": 2e9}
+    known = {"plugins": [plugin], "resources": [resource], "extender": extender}
+    metrics.sample({"calls": [], "spool": 0, "stranded": [], **known})
     metrics.reload("applied")
     rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):

@@ -36,6 +36,7 @@ from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.exec.server import ExecServer
+from nodeplug.extender.section import listener_of
 from nodeplug.flex.service import FlexService
 from nodeplug.handover import Handover
 from nodeplug.hosting.call import Call
@@ -47,7 +48,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.hosting.supervision import Supervision
-from nodeplug.hosts import PROVISIONER, VOLUMES, Hosts
+from nodeplug.hosts import EXTENDER, PROVISIONER, VOLUMES, Hosts
 from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
 from nodeplug.node_labels import NodeLabels
@@ -203,6 +204,9 @@ class Daemon:
             supervisor.csi,
         )
         self._provisioner = provisioner_of(self._configuration, self._csi, node, self._hosts.journal(PROVISIONER))
+        self._extender = listener_of(
+            self._configuration, self._registry, self._runner, self._hosts.sockets.of(EXTENDER)
+        )
         self._metrics, self._recorder = Metrics(version("nodeplug")), Recorder()
         exported = PluginMetrics(self._metrics.registry)
         self._reports = Reports(self._registry.slots, self._runner, exported.take)
@@ -226,6 +230,7 @@ class Daemon:
             podresources=self._podresources,
             csi=self._csi,
             provisioner=self._provisioner,
+            extender=self._extender,
             attachments=self._attachments,
             ledger=self._volumes.ledger,
             spool=self._spool,
@@ -239,7 +244,14 @@ class Daemon:
         self._server = ExecServer(self._paths.exec_socket, handlers)
         command = ["serve", "--config", str(config_path), *(["--root", str(root)] if root is not None else [])]
         self._handover = Handover(
-            command, self._server, self._registry, self._resources, self._volumes, self._hosts.sockets, self._stop
+            command,
+            self._server,
+            self._registry,
+            self._resources,
+            self._volumes,
+            self._extender,
+            self._hosts.sockets,
+            self._stop,
         )
 
     # --- start and stop -----------------------------------------------------------------------------------------
@@ -338,6 +350,7 @@ class Daemon:
             "csi": every(csi.INTERVAL, self._csi.keep),
             "CSINode": self._csi.compare(self._configuration),
             "provisioner": self._provisioner.run(),
+            "extender": self._extender.run(),
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),

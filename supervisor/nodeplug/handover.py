@@ -27,6 +27,7 @@ from typing import Any, Final
 from nodeplug.contract.errors import TryAgain
 from nodeplug.device.resources import Resources
 from nodeplug.exec.server import ExecServer
+from nodeplug.extender.section import Extending
 from nodeplug.hosting.kept_sockets import SocketsBySection
 from nodeplug.hosting.registry import Registry
 from nodeplug.process import notify
@@ -59,6 +60,7 @@ class Handover:
         registry: knows the calls inside plugins.
         resources: what kubelet is served.
         volumes: knows the requests about volumes, also between two hooks.
+        extender: where kube-scheduler comes in.
         sockets: those that plugins keep.
         stop: set when this daemon is to end.
         decided: it ends because a successor takes over.
@@ -70,6 +72,7 @@ class Handover:
     registry: Registry
     resources: Resources
     volumes: Volumes
+    extender: Extending
     sockets: SocketsBySection
     stop: asyncio.Event
     decided: bool = False
@@ -130,6 +133,7 @@ class Handover:
         for _ in range(TRIES):
             until = time.monotonic() + QUIET
             quiet = await self.server.pause(QUIET)
+            self.extender.hold()
             self.volumes.hold()  # CSI calls come on sockets of their own; kubelet repeats what is refused
             while quiet and self._busy() and time.monotonic() < until:  # noqa: ASYNC110 - kubelet's calls, once in a while
                 await asyncio.sleep(0.02)
@@ -148,6 +152,7 @@ class Handover:
     def _resume(self) -> None:
         self.server.resume()
         self.volumes.release()
+        self.extender.release()
 
     async def leave(self, listener: socket.socket) -> int:
         """Give the node to the successor, and end this process once that serves; return the exit status if it does not.

@@ -33,6 +33,8 @@ VOLUMES: Final = "flexvolume"
 """The name of the journal in which the host itself notes volumes."""
 PROVISIONER: Final = "csi-provisioner"
 """The name of the one in which it notes those that it creates for claims."""
+EXTENDER: Final = "[extender]"
+"""The name under which the socket of scheduler extenders is kept for the next daemon."""
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Hosts:
     async def keep(self) -> None:
         """Keep the folders of sections, and their sockets; close those of sections that are gone."""
         if not self.registry.ended:  # otherwise the next daemon may be given them
-            self.sockets.forget_others(self.registry.slots)
+            self.sockets.forget_others([EXTENDER, *self.registry.slots])
         await self.folders.keep(self.registry.slots)
 
     def journal(self, name: str) -> Journal:

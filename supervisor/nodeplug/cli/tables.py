@@ -7,7 +7,7 @@ Refuses: to print, to make requests, to lay out (see `listing`), and to know whe
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -210,6 +210,16 @@ def provisioner(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
+def extender(row: Mapping[str, Any]) -> RenderableType:
+    """Show where kube-scheduler finds which extenders."""
+    ends = row["certificate_expires"]
+    until = f", certificate until {datetime.fromtimestamp(ends, tz=UTC):%Y-%m-%d}" if ends is not None else ""
+    table = Listing(f"Scheduler extenders at {row['address']}{until}", "URLPREFIX", "PLUGIN", "VERBS", below=_BELOW)
+    for one in row["extenders"]:
+        table.add(f"{row['address']}/{one['name']}", one["plugin"], ", ".join(one["verbs"]))
+    return table
+
+
 def left_by_node(node: str, rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show what a lost node has left, and what becomes of it."""
     table = Listing(f"Left by {node}", "KIND", "NAME", "FATE", "WHY", below=_BELOW)
@@ -234,10 +244,11 @@ def status(answer: Mapping[str, Any], now: float | None = None) -> RenderableTyp
     """Show the daemon's whole answer without empty parts, except for the plugins."""
     moment = time.time() if now is None else now
     parts: list[RenderableType] = [*_summary(answer), Text(""), plugins(answer["plugins"])]
-    sections = {
+    sections: Mapping[str, Callable[[Any], RenderableType]] = {
         "resources": resources,
         "csi": csi_drivers,
         "provisioner": provisioner,
+        "extender": extender,
         "attachments": lambda rows: attachments(rows, moment),
         "volumes": volumes,
         "calls": calls,

@@ -6,6 +6,7 @@ Refuses: defaults for a plugin's own section (its class validates that), and any
 
 from nodeplug.config.models import (
     Configuration,
+    ExtenderSection,
     Paths,
     PluginSection,
     ProvisionerSection,
@@ -18,6 +19,7 @@ from nodeplug.config.reading import ConfigError, Fault, Reading, load, load_drop
 __all__ = [
     "ConfigError",
     "Configuration",
+    "ExtenderSection",
     "Fault",
     "Paths",
     "PluginSection",

@@ -1,6 +1,7 @@
 """The configuration as frozen models.
 
-Owns: the keys of `[supervisor]` and of `[plugins.<name>]`, their defaults, and the paths that follow from `root`.
+Owns: the keys of `[supervisor]`, `[provisioner]`, `[extender]` and `[plugins.<name>]`, their defaults, and the paths
+that follow from `root`.
 Refuses: to read files (`nodeplug.config.reading`), and what stands in a plugin's own table.
 """
 
@@ -35,7 +36,7 @@ def _check_address(address: str) -> str:
     return address
 
 
-def _check_program(path: str) -> str:
+def _check_path(path: str) -> str:
     if path and not path.startswith("/"):
         raise ValueError(f"{path!r} is no absolute path; the daemon looks for it nowhere")
     return path
@@ -189,7 +190,7 @@ class PluginSection(_Model):
         description="'process': in a process of its own; 'thread': in the daemon; default: as the plugin's class asks, "
         "and a process if it does not.",
     )
-    python: Annotated[str, AfterValidator(_check_program)] = Field(
+    python: Annotated[str, AfterValidator(_check_path)] = Field(
         "",
         description="Python of the plugin's process, such as '/opt/venvs/acme/bin/python': it has the packages of that "
         "environment alone; empty: the daemon's.",
@@ -259,12 +260,56 @@ class ProvisionerSection(_Model):
     capacity_poll: Seconds = Field(60.0, description="How often that is measured, besides after each change.")
 
 
+class ExtenderSection(_Model):
+    """`[extender]`: its presence serves the scheduler extenders of plugins to kube-scheduler."""
+
+    enabled: bool = Field(True, description="False keeps the section, and nothing listens.")
+    listen: Annotated[str, AfterValidator(_check_address)] = Field(
+        "127.0.0.1:9810",
+        min_length=1,
+        description="Address with which a `urlPrefix` of kube-scheduler begins. One that other machines reach needs "
+        "TLS and `client_ca`: whoever asks may have pods bound.",
+    )
+    tls_cert: Annotated[str, AfterValidator(_check_path)] = Field(
+        "",
+        description="File of the certificate with its chain, for `enableHTTPS: true`; read again when it changes. "
+        "Empty: no TLS.",
+    )
+    tls_key: Annotated[str, AfterValidator(_check_path)] = Field(
+        "", description="File of its private key, without a password."
+    )
+    client_ca: Annotated[str, AfterValidator(_check_path)] = Field(
+        "",
+        description="File of the authorities of which one must have signed the scheduler's certificate; empty: anybody "
+        "may ask.",
+    )
+    max_body: Quantity = Field(
+        32 << 20, description="The largest request; with `nodeCacheCapable: false` a node has 10 to 30 KB."
+    )
+    concurrency: int = Field(16, ge=1, le=1024, description="Calls that run at once; others wait.")
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key go together; give both, or none for plain HTTP")
+        if self.client_ca and not self.tls_cert:
+            raise ValueError("client_ca needs TLS; give tls_cert and tls_key, too")
+        host = parse_address(self.listen)[0]
+        if not (self.client_ca or host == "localhost" or host.startswith("127.") or host == "::1"):
+            raise ValueError(
+                f"listen = {self.listen!r} is reached by others, and whoever asks may have pods bound; give tls_cert, "
+                "tls_key and client_ca, or listen on 127.0.0.1, where a kube-scheduler with hostNetwork reaches it"
+            )
+        return self
+
+
 class Configuration(_Model):
     """The whole file."""
 
     version: Literal[1]
     supervisor: Supervisor = Supervisor()
     provisioner: ProvisionerSection | None = None
+    extender: ExtenderSection | None = None
     plugins: Mapping[str, PluginSection] = Field(default_factory=dict)
 
     @property

@@ -108,7 +108,7 @@ class Reloader:
         self.error = ""
         wanted = new.configuration
         present = self.reading.configuration
-        fixed = {"supervisor": present.supervisor, "provisioner": present.provisioner}
+        fixed = {"supervisor": present.supervisor, "provisioner": present.provisioner, "extender": present.extender}
         for name, part in fixed.items():
             if getattr(wanted, name) != part:
                 LOG.warning("[%s] changed: that takes effect when the daemon is restarted", name)

@@ -1,8 +1,8 @@
 """HTTP/1.1 on the event loop, with limits: for probes, scrapes and any other front that speaks HTTP.
 
 Owns: one listening socket, and the limits on what a stranger can hold: the number of connections, the time of one
-request from its first byte to the last byte of its response, idle time, and the size of head and body. h11 knows the
-protocol.
+request from its first byte to the last byte of its response (of the TLS handshake before it, too), idle time, the size
+of head and body, and of all bodies together. h11 knows the protocol, the standard library TLS.
 Refuses: threads, paths and methods: it asks one application, which must not block.
 
 At the limit, a new connection replaces the oldest one that has not sent a whole request, so a prober is served however
@@ -13,6 +13,7 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -40,6 +41,7 @@ class Bounds:
         idle: seconds that a connection may wait for its next request.
         head: bytes of request line and headers.
         body: bytes.
+        bodies: bytes of all bodies that are being received or answered; None: as many as connections can have.
     """
 
     connections: int = 64
@@ -47,6 +49,7 @@ class Bounds:
     idle: float = 60.0
     head: int = 16 << 10
     body: int = 64 << 10
+    bodies: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class Response:
 
 
 Application = Callable[[Request], Awaitable[Response]]
+Tls = Callable[[], ssl.SSLContext]
+"""Returns what a new connection is encrypted with: certificates are renewed while the daemon runs."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -103,12 +108,21 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer:
     """Serves one application on one listening socket, which it closes at the end."""
 
-    def __init__(self, listener: socket.socket, application: Application, bounds: Bounds = Bounds()) -> None:
+    def __init__(
+        self, listener: socket.socket, application: Application, bounds: Bounds = Bounds(), tls: Tls | None = None
+    ) -> None:
         self._listener = listener
         self._application = application
         self._bounds = bounds
+        self._tls = tls
+        self._held = _Held(bounds.bodies)
         self._server: asyncio.Server | None = None
         self._connections: dict[_Connection, asyncio.Task[None]] = {}
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
 
     async def start(self) -> None:
         """Accept and answer, until `stop`."""
@@ -128,7 +142,9 @@ class HttpServer:
         if len(self._connections) >= self._bounds.connections and not self._evict():
             writer.transport.abort()
             return
-        connection = _Connection(reader, writer, self._bounds)
+        if self._tls is not None:
+            writer.transport.pause_reading()  # type: ignore[attr-defined] # the handshake is not the stream's to read
+        connection = _Connection(reader, writer, self._bounds, self._held)
         task = asyncio.get_running_loop().create_task(self._serve(connection), name="http-connection")
         self._connections[connection] = task
         task.add_done_callback(lambda _: self._connections.pop(connection, None))
@@ -145,14 +161,18 @@ class HttpServer:
 
     async def _serve(self, connection: "_Connection") -> None:
         try:
+            if self._tls is not None:
+                async with asyncio.timeout(self._bounds.request):
+                    await connection.encrypt(self._tls())
             while await self._serve_one(connection):
                 async with asyncio.timeout(self._bounds.idle):
                     await connection.more()
-        except (TimeoutError, OSError, asyncio.CancelledError):
+        except (TimeoutError, OSError, asyncio.CancelledError):  # of OSError are the errors of TLS, too
             connection.writer.transport.abort()  # too slow, gone, or evicted: there is nobody to answer
         except Exception:
             LOG.exception("an HTTP connection failed")
         finally:
+            connection.release()
             connection.writer.close()
 
     async def _serve_one(self, connection: "_Connection") -> bool:
@@ -174,21 +194,49 @@ class HttpServer:
                 response = Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"the daemon failed; its log has the traceback\n")
             await connection.send(response)
             connection.answering = False
+            connection.release()
             return connection.next()
+
+
+class _Held:
+    """How many bytes of bodies all connections hold."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._bytes = 0
+
+    def add(self, count: int) -> bool:
+        """Count more of them; return whether they fit. Fewer always do."""
+        if self._limit is not None and count > 0 and self._bytes + count > self._limit:
+            return False
+        self._bytes += count
+        return True
 
 
 class _Connection:
     """One peer: bytes to requests, responses to bytes."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bounds: Bounds) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bounds: Bounds, held: _Held) -> None:
         self.writer = writer
         self.answering = False
         self._reader = reader
         self._limit = bounds.body
+        self._held = held
+        self._holding = 0
         self._bodiless = False
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=bounds.head)
         # After drain, the kernel has all bytes: no memory is held for a peer that does not read.
         writer.transport.set_write_buffer_limits(high=0)
+
+    async def encrypt(self, context: ssl.SSLContext) -> None:
+        """Shake hands."""
+        await self.writer.start_tls(context)
+        self.writer.transport.set_write_buffer_limits(high=0)
+
+    def release(self) -> None:
+        """Hold no body any more."""
+        self._held.add(-self._holding)
+        self._holding = 0
 
     async def more(self) -> None:
         """Receive the next bytes."""
@@ -210,6 +258,9 @@ class _Connection:
                 body += event.data
                 if len(body) > self._limit:
                     raise h11.RemoteProtocolError(f"at most {self._limit} bytes of body", error_status_hint=413)
+                if not self._held.add(len(event.data)):
+                    raise h11.RemoteProtocolError("too many bodies at once; ask again", error_status_hint=503)
+                self._holding += len(event.data)
             elif isinstance(event, h11.EndOfMessage) and head is not None:
                 return _request(head, bytes(body))
             else:  # closed, or an event that cannot occur here

@@ -62,6 +62,17 @@ _BY_RESOURCE: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
 )
 
 
+_BY_EXTENDER: Final[tuple[tuple[str, str, Callable[[_Row], float | None]], ...]] = (
+    ("extender_listens", "1 when scheduler extenders are served.", lambda row: row["listens"]),
+    ("extender_connections", "Connections of kube-scheduler.", lambda row: row["connections"]),
+    (
+        "extender_certificate_expiry_timestamp_seconds",
+        "When the certificate in force expires.",
+        lambda row: row["certificate_expires"],
+    ),
+)
+
+
 def outcome_of(error: PluginError | None) -> str:
     """Return "ok", or the error's class in the contract.
 
@@ -144,3 +155,7 @@ class Metrics(Collector):
                 for row in rows:
                     family.add_metric([row[key]], value(row))
                 yield family
+        extender = status.get("extender")
+        for name, text, known in _BY_EXTENDER:
+            number = known(extender) if extender is not None else None
+            yield GaugeMetricFamily(f"nodeplug_{name}", text, value=number)  # of None there is no sample

@@ -19,6 +19,7 @@ from nodeplug.contract.errors import TryAgain
 from nodeplug.csi.drivers import CsiDrivers
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
+from nodeplug.extender.section import Extending
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.install.keeper import Keeper
@@ -50,6 +51,7 @@ class Overview:
     podresources: PodResources
     csi: CsiDrivers
     provisioner: Provisioning
+    extender: Extending
     attachments: Attachments
     ledger: Ledger
     spool: Spool
@@ -108,6 +110,7 @@ class Overview:
             "state folder": self.disk.reason,
             "deferred DELs": self.spool.trouble,
             "CSI": self.csi.trouble,
+            "scheduler extenders": self.extender.trouble,
         }
         reasons |= {part: reason for part, reason in parts.items() if reason}
         return {
@@ -117,6 +120,7 @@ class Overview:
             "resources": status.resources(statuses, self.podresources.holders(), self.podresources.unconfirmed()),
             "csi": self.csi.status(),
             "provisioner": self.provisioner.status(),
+            "extender": self.extender.status(),
             "calls": status.calls(self.registry.calls),
             "spool": self.spool.count(),
             "stranded": status.stranded(self.spool.stranded()),

@@ -28,6 +28,7 @@ from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet, T
 from nodeplug.testing.plugin_host import Delegated, RecordingHost, host
 from nodeplug.testing.pods import CniRuntimeFactory, CsiCallerFactory, FlexCallerFactory
 from nodeplug.testing.sandbox import Sandbox
+from nodeplug.testing.scheduler import ExtenderFailure, Filtered, Scheduler, Unschedulable
 from nodeplug.testing.scratch_node import ScratchNode
 
 __all__ = [
@@ -52,6 +53,8 @@ __all__ = [
     "Ended",
     "ExecRoad",
     "Execution",
+    "ExtenderFailure",
+    "Filtered",
     "Finding",
     "FlexCaller",
     "FlexCallerFactory",
@@ -66,9 +69,11 @@ __all__ = [
     "Report",
     "RuntimeStyle",
     "Sandbox",
+    "Scheduler",
     "ScratchNode",
     "Timeouts",
     "UnknownResourceError",
+    "Unschedulable",
     "conformance",
     "host",
     "leaves_nothing",

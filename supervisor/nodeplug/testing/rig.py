@@ -41,6 +41,7 @@ csi = true
 native_entrypoints = false
 podresources_poll = {DEVICE_POLL}
 """
+_EXTENDER: Final = '\n[extender]\nlisten = "127.0.0.1:0"\n'
 _NETWORK: Final = ("link ", "address ", "nft ")
 _LOOP_CLR_FD: Final = 0x4C01  # linux/loop.h
 T = TypeVar("T")
@@ -110,9 +111,8 @@ class NodeRig:
             isolation: how plugins run whose sections do not say; by default as the daemon decides.
         """
         env = {"PYTHONPATH": self.env["PYTHONPATH"], MARK: str(self.folder)}
-        self._node = ScratchNode(
-            self.folder, plugins, supervisor=self._supervisor, env=env, fork=True, isolation=isolation
-        )
+        supervisor = self._supervisor + ("" if "[extender]" in plugins else _EXTENDER)
+        self._node = ScratchNode(self.folder, plugins, supervisor=supervisor, env=env, fork=True, isolation=isolation)
         self.untouched = self.inventory()
         return self._node
 
