@@ -1,0 +1,138 @@
+"""A real kube-scheduler asks a plugin of the daemon: which nodes, how good, whose pods go, and who binds."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.real.consumers import ControlPlane
+from tests.real.slots import LABEL
+
+from nodeplug.contract.errors import PluginError
+from nodeplug.testing import ScratchNode
+from nodeplug.testing.waiting import until
+
+ADDRESS = "127.0.0.1:9810"
+PLUGIN = """
+[extender]
+listen = "{address}"
+[plugins.slots]
+uses = "slots:Slots"
+[plugins.slots.config]
+server = "{server}"
+token = "{token}"
+"""
+VERBS = {"filterVerb": "filter", "prioritizeVerb": "prioritize", "preemptVerb": "preempt", "weight": 1}
+Put = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: ControlPlane) -> None:
+    for name in ("alpha", "beta", "gamma"):
+        labels = {"kubernetes.io/hostname": name, LABEL: "best" if name == "gamma" else "some"}
+        cluster.call("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+        room = {"cpu": "2", "memory": "4Gi", "pods": "110"}
+        status = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
+        cluster.call(
+            "PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, content="application/merge-patch+json"
+        )
+    cluster.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000})
+
+
+@pytest.fixture(scope="module")
+def schedulers(cluster: ControlPlane, nodes: None) -> None:
+    """One that sends names and lets the plugin bind, and one that sends whole nodes and binds itself."""
+    prefix = {"urlPrefix": f"http://{ADDRESS}/slots"}
+    cluster.start_scheduler("names", [{**prefix, **VERBS, "bindVerb": "bind", "nodeCacheCapable": True}])
+    cluster.start_scheduler("whole", [{**prefix, **VERBS, "nodeCacheCapable": False}])
+
+
+@pytest.fixture(scope="module")
+def daemon(cluster: ControlPlane, schedulers: None) -> Iterator[ScratchNode]:
+    root, token = cluster.folder / "n", cluster.folder / "token"
+    root.mkdir()
+    token.write_text(cluster.token)
+    plugin = PLUGIN.format(address=ADDRESS, server=cluster.server, token=token)
+    within, env = cluster.node.command(), {"PYTHONPATH": str(Path(__file__).parent)}
+    with ScratchNode(root, plugin, within=within, env=env) as node:
+        yield node
+
+
+@pytest.fixture
+def put(cluster: ControlPlane) -> Iterator[Put]:
+    """Create pods, which go at the end."""
+    made: list[str] = []
+
+    def put(name: str, scheduler: str, *, on: str = "alpha_beta_gamma", cpu: str = "100m", **spec: Any) -> None:
+        room = {"cpu": cpu, "memory": "16Mi"}
+        container = {"name": "c", "image": "example.invalid/none", "resources": {"requests": room, "limits": room}}
+        whole = {"containers": [container], "schedulerName": scheduler, "tolerations": [{"operator": "Exists"}], **spec}
+        whole["terminationGracePeriodSeconds"] = 0
+        cluster.schedule({"metadata": {"name": name, "labels": {"on": on}}, "spec": whole})
+        made.append(name)
+
+    yield put
+    for name in made:
+        if name in cluster.scheduled():
+            cluster.delete(name)
+    until(lambda: not set(made) & set(cluster.scheduled()))
+
+
+def place(cluster: ControlPlane, name: str) -> str:
+    try:
+        return str(cluster.pod(name)["spec"].get("nodeName", ""))
+    except PluginError:  # evicted
+        return "gone"
+
+
+def unplaced(cluster: ControlPlane, name: str) -> str:
+    found = cluster.pod(name)["status"].get("conditions") or []
+    return next((entry["message"] for entry in found if entry.get("reason") == "Unschedulable"), "")
+
+
+def test_the_plugin_chooses_the_node_and_binds_the_pod(cluster: ControlPlane, daemon: ScratchNode, put: Put) -> None:
+    put("named", "names")
+    until(lambda: place(cluster, "named"), found=lambda: cluster.log("names")[-3000:])
+    pod = cluster.pod("named")
+    assert (pod["spec"]["nodeName"], pod["metadata"]["annotations"][LABEL]) == ("beta", "bound to beta")
+
+
+def test_whole_nodes_are_judged_by_what_they_are(cluster: ControlPlane, daemon: ScratchNode, put: Put) -> None:
+    put("whole", "whole", on="alpha_gamma")
+    until(lambda: place(cluster, "whole"), found=lambda: cluster.log("whole")[-3000:])
+    assert (place(cluster, "whole"), cluster.pod("whole")["metadata"].get("annotations")) == ("gamma", None)
+
+
+@pytest.mark.parametrize("scheduler", ["names", "whole"])
+def test_the_event_of_a_pod_counts_nodes_by_the_reasons_of_the_plugin(
+    cluster: ControlPlane, daemon: ScratchNode, put: Put, scheduler: str
+) -> None:
+    put("refused", scheduler, on="nowhere")
+    until(lambda: unplaced(cluster, "refused"), found=lambda: cluster.log(scheduler)[-3000:])
+    told = unplaced(cluster, "refused")
+    assert told.startswith("0/3 nodes are available: 1 its slots are too small, 2 its slots are taken.")
+
+
+@pytest.mark.parametrize("scheduler", ["names", "whole"])
+def test_only_pods_of_the_node_that_the_plugin_keeps_are_evicted(
+    cluster: ControlPlane, daemon: ScratchNode, put: Put, scheduler: str
+) -> None:
+    low = {name: f"low-{name}" for name in ("alpha", "beta", "gamma")}
+    for name, pod in low.items():
+        put(pod, scheduler, on=name, cpu="1500m")
+    until(lambda: [place(cluster, pod) for pod in low.values()] == list(low))
+    put("urgent", scheduler, cpu="1500m", priorityClassName="high")
+    until(lambda: place(cluster, "urgent"), found=lambda: cluster.log(scheduler)[-3000:])
+    assert [place(cluster, pod) for pod in (*low.values(), "urgent")] == ["alpha", "gone", "gamma", "beta"]
+
+
+def test_a_pod_that_came_while_the_daemon_was_away_is_placed_when_it_is_back(
+    cluster: ControlPlane, daemon: ScratchNode, put: Put
+) -> None:
+    daemon.kill()
+    put("early", "names")
+    until(lambda: "connection refused" in cluster.log("names"))
+    assert place(cluster, "early") == ""
+    daemon.start()
+    until(lambda: place(cluster, "early"), found=lambda: cluster.log("names")[-3000:])
+    assert place(cluster, "early") == "beta"
