@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CniRuntimeFactory,
         CsiCallerFactory,
         FlexCallerFactory,
+        SchedulerFactory,
         ScratchNode,
     )
     from nodeplug.testing.isolation import Isolation
@@ -151,4 +152,14 @@ def csi_caller(_namespaces: None, scratch_node: ScratchNode) -> Iterator[CsiCall
     made = pods.CsiCallers(scratch_node)
     yield made
     pods.ensure_running(scratch_node)
+    made.close()
+
+
+@pytest.fixture
+def kube_scheduler(scratch_node: ScratchNode) -> Iterator[SchedulerFactory]:
+    """kube-scheduler, which asks an extender of the node: `kube_scheduler("example")`."""
+    from nodeplug.testing import pods  # noqa: PLC0415 - see the module's first lines
+
+    made = pods.Schedulers(scratch_node)
+    yield made
     made.close()

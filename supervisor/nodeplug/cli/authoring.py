@@ -29,7 +29,11 @@ def demo() -> None:
 
 def new(
     style: Annotated[
-        str, typer.Argument(metavar="device|cni|volume", help="A device plugin, a CNI plugin or a volume driver.")
+        str,
+        typer.Argument(
+            metavar="device|cni|volume|extender",
+            help="A device plugin, a CNI plugin, a volume driver or a scheduler extender.",
+        ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it is about, such as `usb-camera`.")],
     directory: Annotated[
@@ -39,7 +43,8 @@ def new(
 ) -> None:
     """Write a plugin of your own: a package with plugin, tests and configuration that works at once.
 
-    The tutorials go on from there: docs/tutorial-device.md, docs/tutorial-cni.md and docs/tutorial-volume.md.
+    The tutorials go on from there: docs/tutorial-device.md, docs/tutorial-cni.md, docs/tutorial-volume.md and
+    docs/tutorial-extender.md.
 
     Example: `nodeplug new device usb-camera`
     """

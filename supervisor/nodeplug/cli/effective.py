@@ -18,7 +18,12 @@ from nodeplug.loading.classes import Misconfigured, PluginRefused, validate_conf
 from nodeplug.loading.discovery import find, installed
 from nodeplug.observe import status
 
-_COUNTED: Final[Mapping[ClaimKind, str]] = {"device": "resource", "cni": "network", "volume": "volume driver"}
+_COUNTED: Final[Mapping[ClaimKind, str]] = {
+    "device": "resource",
+    "cni": "network",
+    "volume": "volume driver",
+    "extender": "scheduler extender",
+}
 
 
 @dataclass(frozen=True, slots=True)

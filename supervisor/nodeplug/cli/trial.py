@@ -30,22 +30,29 @@ from nodeplug.testing import (
     CniError,
     CsiFailure,
     CsiVolume,
+    ExtenderFailure,
     FlexFailure,
     FlexVolume,
+    Scheduler,
     ScratchNode,
+    Unschedulable,
     namespaces,
 )
 from nodeplug.testing.csi_caller.controller import created
 from nodeplug.testing.isolation import IN_WORDS, Isolation, isolated, isolations
 from nodeplug.testing.place_holder import filled
-from nodeplug.testing.pods import CniRuntimeFactory, CsiCallers, FlexCallers
+from nodeplug.testing.pods import CniRuntimeFactory, CsiCallers, FlexCallers, url_prefix
 from nodeplug.testing.rig import LeftBehind, scratch_node, scratch_of
+from nodeplug.testing.scheduler import pod as v1_pod
 from nodeplug.testing.secrets_file import read_secrets
 from nodeplug.testing.served_volumes import csi_driver, volume_id_at
 from nodeplug.volumes.masking import redact
 
 _INSIDE: Final = "NODEPLUG_TRY_INSIDE"
-_FAILURES: Final = (AdmissionError, CniError, CsiFailure, FlexFailure, LeftBehind, NotReady, TimeoutError)
+_FAILURES: Final = (
+    *(AdmissionError, CniError, CsiFailure, ExtenderFailure, FlexFailure),
+    *(LeftBehind, NotReady, TimeoutError, Unschedulable),
+)
 _POD: Final = Pod(name="pod", namespace="default", uid="0001")
 _PATIENCE: Final = 7.0
 _ENOUGH: Final = 3.0  # seconds; a failing listing is retried many times meanwhile
@@ -149,7 +156,7 @@ def _serve(screen: _Screen, node: ScratchNode, name: str, example: Mapping[str, 
     if row["state"] != "running":
         raise NotReady(f"plugin {name} is {row['state']}: {row['reason']}")
     styles: Mapping[str, Callable[[ScratchNode, str, Mapping[str, Any]], Iterator[tuple[str, str]]]]
-    styles = {"device": _device, "cni": _cni, "volume": _volume}
+    styles = {"device": _device, "cni": _cni, "volume": _volume, "extender": _extender}
     where = f" {IN_WORDS[row['isolation']]}" if named else ""
     screen.line("green", "serve", f"plugin {name}{where} claims {', '.join(row['claims'])}")
     for hook in unmarked(find(row["uses"]).cls):
@@ -184,6 +191,29 @@ def _cni(node: ScratchNode, claim: str, example: Mapping[str, Any]) -> Iterator[
         yield "links", f"the container has {', '.join(sandbox.links())}"
         runtime.delete("pod", sandbox.path)
         yield "del", f"detached, it has {', '.join(sandbox.links())}"
+
+
+def _extender(node: ScratchNode, claim: str, example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    asked = example.get("extender", {})
+    pod, nodes = asked.get("pod") or v1_pod("web"), asked.get("nodes") or ("node-1", "node-2", "node-3")
+    served = next(one for one in (node.status()["extender"] or {})["extenders"] if one["name"] == claim)
+    # Bindings take an API server.
+    verbs, names_alone = [one for one in served["verbs"] if one != "bind"], not isinstance(nodes, Mapping)
+    with Scheduler(url_prefix(node, claim), verbs=verbs, node_cache_capable=names_alone) as scheduler:
+        left: Sequence[str] = list(nodes)
+        if "filter" in verbs:
+            verdict = scheduler.filter(pod, nodes)
+            left = verdict.nodes
+            yield "filter", f"of {', '.join(nodes)} the plugin leaves {', '.join(left) or 'none'}"
+            for name, reason in {**verdict.failed, **verdict.unresolvable}.items():
+                yield "refused", f"{name}: {reason}"
+        if "prioritize" in verbs and left:
+            answer = scheduler.prioritize(
+                pod, {one: nodes[one] for one in left} if isinstance(nodes, Mapping) else left
+            )
+            yield "scores", ", ".join(f"{name} +{answer.get(name, 0)}" for name in left)
+        if left:
+            yield "pod", f"the pod goes to {scheduler.schedule(pod, nodes)}, if the scheduler itself likes all equally"
 
 
 def _volume(node: ScratchNode, driver: str, example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

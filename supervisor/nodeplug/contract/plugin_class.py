@@ -28,6 +28,7 @@ class Example(TypedDict, total=False):
         volume_options: options of a FlexVolume.
         secrets: of the FlexVolume's Secret.
         keeps_data: whether a volume's data must survive its last pod.
+        extender: what a scheduler extender is asked about: `pod`, a v1 Pod, and `nodes`, names or v1 Nodes by name.
         beside: more `[plugins.*]` tables that run on the same node, such as an IPAM plugin.
     """
 
@@ -36,6 +37,7 @@ class Example(TypedDict, total=False):
     volume_options: Mapping[str, str]
     secrets: Mapping[str, bytes]
     keeps_data: bool
+    extender: Mapping[str, Any]
     beside: Mapping[str, Any]
 
 

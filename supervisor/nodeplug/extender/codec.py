@@ -217,13 +217,18 @@ def _encode_filter(asked: Asked, verdict: ExtenderVerdict) -> bytes:
         raise PluginError(f"{who} returned {_listing(both)} as nodes that can run the pod, and as some that cannot")
     taken = {*nodes, *failed, *unresolvable}
     failed |= {name: "" for name in request.nodes if name not in taken}
-    silent = f"the extender {request.claim} gave no reason"
+    silence = silent(request.claim)
     return _filtered(
         nodes=None if asked.written is None else [asked.written[name] for name in nodes],
         names=nodes,
-        failed={name: _reason(reason, silent) for name, reason in failed.items()},
-        unresolvable={name: _reason(reason, silent) for name, reason in unresolvable.items()},
+        failed={name: _reason(reason, silence) for name, reason in failed.items()},
+        unresolvable={name: _reason(reason, silence) for name, reason in unresolvable.items()},
     )
+
+
+def silent(claim: str) -> str:
+    """Return what is told of a node of which the plugin says nothing."""
+    return f"the extender {claim} gave no reason"
 
 
 def _filtered(
@@ -252,10 +257,10 @@ def _by_node(who: str, field: str, verdict: ExtenderVerdict) -> dict[str, Any]:
     return dict(found)
 
 
-def _reason(reason: object, silent: str) -> str:
+def _reason(reason: object, silence: str) -> str:
     if not isinstance(reason, str):
         raise PluginError(f"extender_filter returned a {type(reason).__name__} as the reason of a node; return a text")
-    return clip(reason, _REASON) if reason.strip() else silent
+    return clip(reason, _REASON) if reason.strip() else silence
 
 
 def _encode_prioritize(asked: Asked, scores: Mapping[str, int]) -> bytes:

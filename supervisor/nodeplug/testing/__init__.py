@@ -26,7 +26,7 @@ from nodeplug.testing.flex_caller import (
 from nodeplug.testing.inventory import Inventory, leaves_nothing
 from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet, Timeouts, UnknownResourceError
 from nodeplug.testing.plugin_host import Delegated, RecordingHost, host
-from nodeplug.testing.pods import CniRuntimeFactory, CsiCallerFactory, FlexCallerFactory
+from nodeplug.testing.pods import CniRuntimeFactory, CsiCallerFactory, FlexCallerFactory, SchedulerFactory
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scheduler import ExtenderFailure, Filtered, Scheduler, Unschedulable
 from nodeplug.testing.scratch_node import ScratchNode
@@ -70,6 +70,7 @@ __all__ = [
     "RuntimeStyle",
     "Sandbox",
     "Scheduler",
+    "SchedulerFactory",
     "ScratchNode",
     "Timeouts",
     "UnknownResourceError",

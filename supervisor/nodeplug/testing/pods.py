@@ -1,25 +1,49 @@
-"""Callers for the pods of one test: container runtimes with their sandboxes, and kubelet's side of volume drivers.
+"""Callers for the pods of one test: runtimes with their sandboxes, kubelet's side of volume drivers, kube-scheduler.
 
 Owns: the end of every pod that a test left running.
 Refuses: pytest, so that other tools can use it too; the fixtures of `pytest_nodeplug` are a thin layer on it.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from nodeplug.contract.errors import NotReady
 from nodeplug.contract.values import Pod
 from nodeplug.testing.cni_runtime import CniRuntime
 from nodeplug.testing.csi_caller import CsiCaller, CsiDriverSpec
 from nodeplug.testing.flex_caller import FlexCaller
 from nodeplug.testing.sandbox import Sandbox
+from nodeplug.testing.scheduler import Scheduler
 from nodeplug.testing.scratch_node import ScratchNode
 
 FlexCallerFactory = Callable[[str], FlexCaller]
 """Creates a stand-in for kubelet's side of one FlexVolume driver: `flex_caller("example.com/scratch")`."""
 CsiCallerFactory = Callable[..., CsiCaller]
 """Creates a stand-in for kubelet's side of one CSI driver: `csi_caller("scratch.example.com")`."""
+
+
+SchedulerFactory = Callable[..., Scheduler]
+"""Creates a stand-in for kube-scheduler with one extender: `kube_scheduler("example", weight=5)`."""
+_LISTENS: Final = 60.0
+
+
+def url_prefix(node: ScratchNode, claim: str, patience: float = _LISTENS) -> str:
+    """Wait until a daemon serves extenders, and return the `urlPrefix` of one.
+
+    Raises:
+        NotReady: it does not.
+    """
+    end = time.monotonic() + patience
+    while True:
+        found = node.status()["extender"] or {"listens": False, "problem": "there is no table [extender]"}
+        if found["listens"]:
+            return f"{found['address']}/{claim}"
+        if time.monotonic() > end:
+            raise NotReady(f"the daemon does not serve extenders: {found['problem']}")
+        time.sleep(0.02)
 
 
 def ensure_running(node: ScratchNode) -> None:
@@ -128,3 +152,26 @@ class CsiCallers:
         for caller in self._callers:
             for pod, name in caller.volumes():
                 caller.unmount(pod, name)
+
+
+class Schedulers:
+    """Creates stand-ins for kube-scheduler that ask extenders of one node.
+
+    Args:
+        node: it has an `[extender]` table.
+    """
+
+    def __init__(self, node: ScratchNode) -> None:
+        self._node = node
+        self._made: list[Scheduler] = []
+
+    def __call__(self, claim: str, **options: Any) -> Scheduler:
+        """Create the scheduler of one extender, with more of its configuration; see `Scheduler`."""
+        made = Scheduler(url_prefix(self._node, claim), **options)
+        self._made.append(made)
+        return made
+
+    def close(self) -> None:
+        """End the connections."""
+        for made in self._made:
+            made.close()

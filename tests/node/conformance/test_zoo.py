@@ -80,6 +80,8 @@ def test_every_rule_has_a_plugin_that_breaks_it() -> None:
         "zoo_volume:Renews",
         "zoo_volume:Inline",
         "zoo_volume:Reads",
+        "zoo_extender:Tame",
+        "zoo_extender:Whole",
         "zoo_provisioning:Maker",
         "zoo_provisioning:Raw",
     ],

@@ -26,7 +26,7 @@ _IMPORTED: Final = frozenset(
     ["Any", "BaseModel", "ClassVar", "ConfigDict", "Field", "FlexVolume", "IPRoute", "Mapping", "Path"]
 )
 _SUFFIX: Final = ".template"
-STYLES: Final = ("device", "cni", "volume")
+STYLES: Final = ("device", "cni", "volume", "extender")
 
 
 @dataclass(frozen=True, slots=True)

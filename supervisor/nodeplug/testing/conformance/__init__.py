@@ -4,8 +4,8 @@
     report.check()
 
 Owns: running rules one by one against a plugin and putting the findings together.
-Refuses: the rules themselves: `contract`, `device`, `grants`, `cni`, `volume`, `csi`, `provisioning` and `process` have
-them.
+Refuses: the rules themselves: `contract`, `device`, `grants`, `cni`, `volume`, `csi`, `provisioning`, `extender` and
+`process` have them.
 
 The plugin runs in the real daemon, a process of its own in a scratch folder, and is called through real sockets and
 executables, in network namespaces of the run. What belongs to the machine is not touched, as long as the plugin's
@@ -23,6 +23,7 @@ from nodeplug.testing.conformance import cni as _cni
 from nodeplug.testing.conformance import contract as _contract
 from nodeplug.testing.conformance import csi as _csi
 from nodeplug.testing.conformance import device as _device
+from nodeplug.testing.conformance import extender as _extender
 from nodeplug.testing.conformance import grants as _grants
 from nodeplug.testing.conformance import process as _process
 from nodeplug.testing.conformance import provisioning as _provisioning
@@ -35,7 +36,7 @@ from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.isolation import Isolations, isolations
 from nodeplug.volumes.masking import redact
 
-_ROOMS = (_contract, _device, _grants, _cni, _volume, _csi, _provisioning, _process)
+_ROOMS = (_contract, _device, _grants, _cni, _volume, _csi, _provisioning, _extender, _process)
 """Importing a room registers its rules."""
 
 __all__ = ["RULES", "Finding", "Outcome", "Report", "Rule", "conformance"]
@@ -49,6 +50,7 @@ def conformance(
     volume_options: Mapping[str, str] | None = None,
     secrets: Mapping[str, bytes] | None = None,
     keeps_data: bool | None = None,
+    extender: Mapping[str, Any] | None = None,
     beside: Mapping[str, Mapping[str, Any]] | None = None,
     isolation: Isolations = "both",
     rules: Sequence[str] | None = None,
@@ -67,6 +69,7 @@ def conformance(
         volume_options: the options of a FlexVolume to mount.
         secrets: of the FlexVolume's Secret.
         keeps_data: whether data of a volume must be there after its last pod has gone.
+        extender: what an extender is asked about: `pod`, a v1 Pod, and `nodes`, names or v1 Nodes by name.
         beside: more `[plugins.<name>]` sections by name, such as `{"host-local": {"config": {...}}}`.
         isolation: how the daemon runs the plugin: in a thread, in a process of its own, or in both ways, one after the
             other; a rule is kept if it is kept in each.
@@ -86,6 +89,7 @@ def conformance(
         "volume_options": volume_options,
         "secrets": secrets,
         "keeps_data": keeps_data,
+        "extender": extender,
         "beside": beside,
     }
     subject = describe(plugin, given)

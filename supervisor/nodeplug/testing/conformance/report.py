@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 
 from nodeplug.testing.isolation import IN_WORDS, Isolation
 
-Style = Literal["contract", "device", "cni", "volume", "process"]
+Style = Literal["contract", "device", "cni", "volume", "extender", "process"]
 Outcome = Literal["passed", "failed", "not-applicable"]
 _MARK: Final[Mapping[str, str]] = {"passed": "ok", "failed": "FAILED", "not-applicable": "-"}
-STYLES: Final[tuple[Style, ...]] = ("contract", "device", "cni", "volume", "process")
+STYLES: Final[tuple[Style, ...]] = ("contract", "device", "cni", "volume", "extender", "process")
 _FEW: Final = 3
 
 
@@ -31,7 +31,7 @@ class Finding:
 
     Attributes:
         rule: its name, such as `second-del-succeeds`.
-        style: "contract", "device", "cni", "volume" or "process".
+        style: "contract", "device", "cni", "volume", "extender" or "process".
         outcome: "passed", "failed" or "not-applicable".
         expected: the rule as a sentence.
         source: who demands it, such as a section of the CNI specification.

@@ -20,6 +20,7 @@ from nodeplug.testing import processes
 from nodeplug.testing.conformance.device import sockets
 from nodeplug.testing.conformance.driver import Volume
 from nodeplug.testing.conformance.examination import SECTION, Examination
+from nodeplug.testing.conformance.extender import filter_once
 from nodeplug.testing.conformance.network import Network
 from nodeplug.testing.conformance.plugin_socket import PluginSocket
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
@@ -123,6 +124,8 @@ def _calls(exam: Examination, stack: ExitStack) -> Iterator[tuple[str, Call]]:
                 socket = stack.enter_context(PluginSocket(path, exam.patience))
                 if ids := sorted(socket.devices()):
                     yield f"Allocate of {resource}", _often(partial(_allocate, socket, ids))
+    for claim in exam.claims.get("extender", ()) if "extender_filter" in exam.hooks else ():
+        yield f"filter of {claim}", _often(partial(filter_once, exam, claim))
     if os.geteuid() != 0:
         return
     if "cni" in exam.claims:

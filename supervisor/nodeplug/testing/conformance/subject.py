@@ -32,6 +32,7 @@ class Subject:
         secrets: of the FlexVolume's Secret.
         keeps_data: whether data of a volume must be there after its last pod has gone; None: not stated.
         beside: more `[plugins.*]` tables that run on the same node, such as an IPAM plugin.
+        extender: the pod and the nodes that an extender is asked about.
     """
 
     uses: str
@@ -42,6 +43,7 @@ class Subject:
     secrets: Mapping[str, bytes] = field(default_factory=dict)
     keeps_data: bool | None = None
     beside: Mapping[str, Any] = field(default_factory=dict)
+    extender: Mapping[str, Any] = field(default_factory=dict)
 
     def within(self, scratch: Path) -> "Subject":
         """Return the same with the scratch folder's path in every place that holds `{scratch}`."""
@@ -54,6 +56,7 @@ class Subject:
             self.secrets,
             self.keeps_data,
             _plain(filled(self.beside, scratch)),
+            self.extender,
         )
 
 
@@ -87,6 +90,7 @@ def describe(plugin: type[Any] | str, given: Mapping[str, Any]) -> Subject:
         asked.get("secrets", {}),
         asked.get("keeps_data"),
         asked.get("beside", {}),
+        asked.get("extender", {}),
     )
 
 
