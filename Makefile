@@ -90,6 +90,7 @@ proto: $(STAMP) ## Generate supervisor/nodeplug/pb from proto/
 bench: $(STAMP) ## Measure; prints tables, writes bench/results/latest.json, docs/performance.md and its picture
 	$(RUN)/python -m bench $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.claims --where-built $(if $(BENCH_QUICK),--quick)
+	$(RUN)/python -m bench.extenders $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.roads
 
 clean: ## Remove what set-up and tests made

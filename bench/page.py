@@ -1,4 +1,4 @@
-"""`docs/performance.md` and its picture, from the results of a run of everything, and of one of claims.
+"""`docs/performance.md` and its picture, from the results of runs of everything, of claims and of extenders.
 
 Owns: the blocks between the marks of the page, and the file of the picture.
 Refuses: what stands outside the marks: people write that.
@@ -14,6 +14,9 @@ from bench import picture, report
 DOCS: Final = Path(__file__).parents[1] / "docs"
 _BLOCK: Final = re.compile(r"(<!-- results -->\n).*?(<!-- end results -->)", re.DOTALL)
 _CLAIMS: Final = re.compile(r"(<!-- claims -->\n).*?(<!-- end claims -->)", re.DOTALL)
+
+
+_EXTENDERS: Final = re.compile(r"(<!-- extenders -->\n).*?(<!-- end extenders -->)", re.DOTALL)
 
 
 def render(text: str, figures: Mapping[str, Any]) -> str:
@@ -33,3 +36,12 @@ def write_claims(figures: Mapping[str, Any], docs: Path) -> None:
     page = docs / "performance.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(_CLAIMS.sub(lambda block: f"{block[1]}\n{report.claims(figures)}\n\n{block[2]}", text), "utf-8")
+
+
+def write_extenders(figures: Mapping[str, Any], docs: Path) -> None:
+    """Write the table of extenders into a folder that has the page."""
+    page = docs / "performance.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(
+        _EXTENDERS.sub(lambda block: f"{block[1]}\n{report.extenders(figures)}\n\n{block[2]}", text), "utf-8"
+    )

@@ -89,6 +89,22 @@ CLAIMS: Final = {
 }
 """Figures of claims, medians, with their limits; 0 means none."""
 
+EXTENDERS: Final = {
+    "process_filter_p50_ms": ("filter over 500 nodes by name, ms", 0.0),
+    "process_filter_p99_ms": ("the same, p99, ms", 20.0),
+    "process_prioritize_p50_ms": ("prioritize, ms", 0.0),
+    "process_prioritize_p99_ms": ("the same, p99, ms", 20.0),
+    "process_pod_ms": ("filter and prioritize of one pod, mean of many in a row, ms (5 are 200 pods a second)", 5.0),
+    "process_daemon_cpu_ms": ("of the processor in the daemon for each call, ms", 0.0),
+    "process_filter_whole_p50_ms": ("filter over 500 whole nodes, 15 MB, ms", 0.0),
+    "thread_filter_p50_ms": ("with the plugin in a thread, nearly all the daemon's own: filter, ms", 0.0),
+    "thread_filter_p99_ms": ("the same, p99, ms", 20.0),
+    "thread_pod_ms": ("filter and prioritize of one pod, mean, ms", 5.0),
+    "thread_daemon_cpu_ms": ("of the processor in the daemon for each call, ms", 0.0),
+    "thread_filter_whole_p50_ms": ("filter over 500 whole nodes, ms", 0.0),
+}
+"""Figures of a scheduler extender that answers at once, with their limits; 0 means none."""
+
 CHAIN: Final = {
     f"{verb}{burst}": f"chain_{verb.lower()}{name}"
     for burst, name in (("", "_p50_ms"), (", 16 at once, chains per second", "_16_per_s"))
@@ -169,6 +185,14 @@ def claims(figures: Mapping[str, Any]) -> str:
     """Return the table of claims."""
     where = f"{figures['machine']}, load average {figures['load_average']:.1f}"
     rows = _limited_rows(figures, CLAIMS)
+    return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
+
+
+def extenders(figures: Mapping[str, Any]) -> str:
+    """Return the table of scheduler extenders."""
+    ahead = ", client and daemon before everything else by SCHED_FIFO" if figures["real_time"] else ""
+    where = f"{figures['machine']}, load average {figures['load_average']:.1f}{ahead}"
+    rows = _limited_rows(figures, EXTENDERS)
     return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
 
 

@@ -150,3 +150,8 @@ def test_an_unknown_verb_is_told_with_the_known_ones() -> None:
 def test_a_long_reason_is_cut_off() -> None:
     answer = json.loads(VERBS["filter"].encode(asked(), ExtenderVerdict(nodes=(), failed={"a": "x" * 5000})))
     assert len(answer["FailedNodes"]["a"]) < 1100
+
+
+def test_half_a_pair_of_surrogates_is_escaped_as_it_came() -> None:
+    found = VERBS["filter"].decode("example", b'{"Pod":{},"NodeNames":["\\ud800"]}')
+    assert b'"NodeNames":["\\ud800"]' in VERBS["filter"].encode(found, ExtenderVerdict(nodes=("\ud800",)))
