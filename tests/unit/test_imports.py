@@ -50,6 +50,11 @@ def test_the_daemon_loads_no_client_of_the_api_server_before_it_has_somebody_to_
     assert loaded("import nodeplug.cli, nodeplug.daemon", "nodeplug.kubeapi", "yaml") == []
 
 
+def test_the_daemon_loads_nothing_of_scheduler_extenders_before_its_configuration_has_some() -> None:
+    theirs = ("nodeplug.extender.listener", "nodeplug.extender.service", "nodeplug.extender.codec")
+    assert loaded("import nodeplug.cli, nodeplug.daemon", *theirs) == []
+
+
 def test_the_first_lists_after_a_start_wait_for_no_import_that_they_can_do_without() -> None:
     heavy = ("pydantic", "pluggy", "prometheus_client", "pyroute2", "importlib.metadata", "h11")
     ours = (
