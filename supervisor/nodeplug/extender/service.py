@@ -94,8 +94,8 @@ class ExtenderService:
                 await self._room.acquire()
         except TimeoutError:
             raise TryAgain(
-                f"{self.concurrency} calls of extenders run already; raise concurrency of [extender], or see "
-                "`nodeplug status` for one that hangs"
+                f"no place is free: at most {self.concurrency} calls of extenders run at once; see `nodeplug status` for "
+                "one that hangs, or raise concurrency of [extender]"
                 if self._open.is_set()
                 else "another daemon is about to take over; ask again"
             ) from None

@@ -2,7 +2,10 @@
 
 import http.client
 import json
+import os
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -169,3 +172,20 @@ def test_the_status_names_the_extenders_and_their_verbs(make_node: Make) -> None
         {"name": "racks", "plugin": "racks", "verbs": ["filter", "prioritize"]},
         {"name": "deep/probe", "plugin": "probe", "verbs": ["filter", "prioritize", "preempt", "bind"]},
     ]
+
+
+def test_a_process_that_is_killed_in_a_call_costs_that_call_alone(make_node: Make) -> None:
+    node = make_node(PROBE, isolation="process")
+    (row,) = node.status()["plugins"]
+    with asking(node, "deep/probe", timeout=60) as scheduler:
+        asked = threading.Thread(target=_killed_in_a_call, args=(node, row["process"]["pid"]))
+        asked.start()
+        with pytest.raises(ExtenderFailure, match="the process of plugin 'probe' ended during extender_filter"):
+            scheduler.filter(v1_pod("web", labels={"sleep": "3"}), ["a"])
+        asked.join()
+        assert scheduler.filter(v1_pod("web"), ["a"]).nodes == ("a",)  # waits for the process to be there again
+
+
+def _killed_in_a_call(node: ScratchNode, pid: int) -> None:
+    until(lambda: node.status()["calls"])
+    os.kill(pid, signal.SIGKILL)
