@@ -7,14 +7,14 @@ does not run: the scheduler asks again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
-from nodeplug.contract.errors import NotFound, NotSupported, PluginError, TryAgain
-from nodeplug.contract.values import ExtenderBind
+from nodeplug.contract.errors import NotFound, NotSupported, PluginError, TryAgain, clip
+from nodeplug.contract.values import ExtenderBind, ExtenderRequest
 from nodeplug.extender import codec
 from nodeplug.extender.codec import Asked, Verb
 from nodeplug.hosting.call import Call
@@ -28,6 +28,8 @@ _LONG: Final = 64 << 10
 """Bytes of a body that is read beside the loop: 500 names have a third of it."""
 _PATIENCE: Final = 2.0
 """Seconds that a call waits for another one to end; kube-scheduler waits for 5 in all, unless it is told otherwise."""
+_NAMED: Final = 253 + 63 + 1
+"""Characters of the longest name of a pod with its namespace."""
 _T = TypeVar("_T")
 
 
@@ -94,8 +96,8 @@ class ExtenderService:
                 await self._room.acquire()
         except TimeoutError:
             raise TryAgain(
-                f"no place is free: at most {self.concurrency} calls of extenders run at once; see `nodeplug status` for "
-                "one that hangs, or raise concurrency of [extender]"
+                f"no place is free: at most {self.concurrency} calls of extenders run at once; see `nodeplug status` "
+                "for one that hangs, or raise concurrency of [extender]"
                 if self._open.is_set()
                 else "another daemon is about to take over; ask again"
             ) from None
@@ -117,10 +119,20 @@ class ExtenderService:
         request = asked.request
         # One Binding of a pod at a time, since the scheduler asks again when it was told nothing in time.
         call.key = f"bind {request.uid}" if isinstance(request, ExtenderBind) else f"{verb.name} {call.id}"
+        call.about = _pod(request)
         around = _in_a_thread if asked.written is not None else None
         answer = await self.runner.call(route, verb.hook, call, {"request": request}, around=around)
         written: bytes = await work(lambda: verb.encode(asked, answer), f"write:{call.id}")
         return written
+
+
+def _pod(request: ExtenderRequest) -> str:
+    """Name the pod that a request is about."""
+    if isinstance(request, ExtenderBind):
+        return f"{request.namespace}/{request.pod}"
+    metadata = getattr(request, "pod", {}).get("metadata")
+    named = metadata if isinstance(metadata, Mapping) else {}
+    return clip(f"{named.get('namespace', '')}/{named.get('name', '')}", _NAMED)
 
 
 def _in_a_thread(hook: Hook) -> Hook:

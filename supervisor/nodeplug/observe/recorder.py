@@ -16,8 +16,9 @@ from nodeplug.observe.metrics import OK
 SIZE: Final = 256
 _TEXT_LIMIT: Final = 500
 _NAME_LIMIT: Final = 256
-_ROUTINE: Final = frozenset({"health", "inspect", "metrics", "ListDevices"})
-"""Verbs of the daemon's own timers, recorded only if they fail."""
+_ROUTINE: Final = frozenset({"health", "inspect", "metrics", "ListDevices", "filter", "prioritize"})
+"""Verbs of the daemon's own timers, and those that a scheduler asks hundreds of times a second: recorded only if they
+fail."""
 
 
 class Recorder:

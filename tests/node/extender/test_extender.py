@@ -65,7 +65,7 @@ def test_scores_that_are_too_high_are_no_opinion_and_the_status_says_why(make_no
         assert scheduler.prioritize(v1_pod("web", labels={"high": ""}), ["a"]) == {}
         assert scheduler.prioritize(v1_pod("web"), ["a"]) == {"a": 10}
     (failed,) = [one for one in node.status()["recent"] if one["outcome"] != "ok"]
-    assert (failed["verb"], failed["claim"]) == ("prioritize", "extender:deep/probe")
+    assert (failed["verb"], failed["claim"], failed["about"]) == ("prioritize", "extender:deep/probe", "default/web")
     assert "returned 11 for 'a'; return whole numbers from 0 to 10" in failed["error"]
 
 
