@@ -21,6 +21,7 @@ PROGRAMS = {
     "csi-provisioner": ("provisioner", "github.com/kubernetes-csi/external-provisioner/v6", ["--version"]),
     "csi-snapshotter": ("snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8", ["--version"]),
     "snapshot-controller": ("snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8", ["--version"]),
+    "helm": ("helm", "helm.sh/helm/v4", ["version", "--short"]),
     "csi-sanity": ("tools", "github.com/kubernetes-csi/csi-test/v5", ["--version"]),
 }
 Consumer = Callable[[str], Path]
