@@ -84,7 +84,11 @@ SAMPLE_INTERVAL: Final = 1.0
 
 
 async def run(
-    config_path: Path, root: Path | None = None, first: Resources | None = None, succeed: int | None = None
+    config_path: Path,
+    root: Path | None = None,
+    first: Resources | None = None,
+    succeed: int | None = None,
+    take_over: bool = False,
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT, or until another one has taken its place.
 
@@ -93,6 +97,7 @@ async def run(
         root: the value of `--root`.
         first: already serves what kubelet was told last.
         succeed: the descriptor of the socket to a daemon whose place is to be taken.
+        take_over: see `serving.serve`.
 
     Returns:
         The exit status: 0 after a requested stop.
@@ -112,7 +117,7 @@ async def run(
     if wrong:
         LOG.error("the configuration cannot be used, and the one that was in force last is: %s", wrong)
     tuning.allow_descriptors()
-    return await Daemon(config_path, root, reading, first, predecessor, wrong).run()
+    return await Daemon(config_path, root, reading, first, predecessor, wrong, take_over=take_over).run()
 
 
 class Daemon:
@@ -126,6 +131,8 @@ class Daemon:
         first: Resources | None = None,
         predecessor: Predecessor | None = None,
         wrong: str = "",
+        *,
+        take_over: bool = False,
     ) -> None:
         self._config_path, self._predecessor = config_path, predecessor
         self._registry = Registry()
@@ -243,6 +250,7 @@ class Daemon:
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         self._server = ExecServer(self._paths.exec_socket, handlers)
         command = ["serve", "--config", str(config_path), *(["--root", str(root)] if root is not None else [])]
+        command += ["--take-over"] * take_over
         self._handover = Handover(
             command,
             self._server,
@@ -252,7 +260,9 @@ class Daemon:
             self._extender,
             self._hosts.sockets,
             self._stop,
+            stands_by=take_over,
         )
+        self._server.succession = self._handover.yield_to
 
     # --- start and stop -----------------------------------------------------------------------------------------
 

@@ -15,22 +15,26 @@ Refuses: the words and the socket between the two (`process/succession`), and to
 """
 
 import asyncio
+import json
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from nodeplug.contract.errors import TryAgain
+from nodeplug.contract.errors import NotSupported, PluginError, TryAgain
 from nodeplug.device.resources import Resources
+from nodeplug.exec.frame import Reply
 from nodeplug.exec.server import ExecServer
 from nodeplug.extender.section import Extending
 from nodeplug.hosting.kept_sockets import SocketsBySection
 from nodeplug.hosting.registry import Registry
-from nodeplug.process import notify
+from nodeplug.process import notify, standby
 from nodeplug.process.aside import aside
 from nodeplug.process.succession import Kept, Successor, accepted
 from nodeplug.volumes.service import Volumes
@@ -63,6 +67,8 @@ class Handover:
         extender: where kube-scheduler comes in.
         sockets: those that plugins keep.
         stop: set when this daemon is to end.
+        stands_by: it was started with `--take-over`: it gives its place to another one that was, and does not end
+            then, but waits for that one's end, to serve again.
         decided: it ends because a successor takes over.
         kept: connections that predecessors left.
     """
@@ -75,11 +81,13 @@ class Handover:
     extender: Extending
     sockets: SocketsBySection
     stop: asyncio.Event
+    stands_by: bool = False
     decided: bool = False
     kept: Kept = field(default_factory=Kept)
     _successor: Successor | None = field(default=None)
     _replacing: bool = False
     _takes_sockets: bool = False
+    _yielding: asyncio.Task[None] | None = None
 
     async def replace(self) -> dict[str, Any]:
         """Have this daemon replaced, and return the process ids once that is decided.
@@ -96,6 +104,41 @@ class Handover:
             self._replacing = False
             raise
         LOG.info("process %d is started to take over", successor.pid)
+        return await self._give(successor)
+
+    async def yield_to(self, descriptor: int, pid: int) -> Reply:
+        """Begin to give this daemon's place to one that was started elsewhere, as in a pod that replaces this one's.
+
+        Args:
+            descriptor: of a socket to it; owned.
+            pid: its process.
+
+        Raises:
+            NotSupported: this daemon was not started to be replaced so.
+            TryAgain: it ends, or is being replaced already.
+        """
+        try:
+            if not self.stands_by:
+                raise NotSupported(
+                    "it was started without --take-over, as by systemd, which would start it again; stop it there first"
+                )
+            if self._replacing or self.stop.is_set():
+                raise TryAgain("it ends, or is being replaced already")
+        except PluginError:
+            os.close(descriptor)
+            raise
+        self._successor = successor = Successor.beside(pid, descriptor)
+        self._replacing = True
+        LOG.info("process %d asks to take over", pid)
+        self._yielding = asyncio.create_task(self._yield(successor), name="give the place away")
+        return Reply(0, json.dumps({"pid": os.getpid()}).encode())
+
+    async def _yield(self, successor: Successor) -> None:
+        with suppress(PluginError):  # it is in the log, and told to the other one
+            await self._give(successor)
+
+    async def _give(self, successor: Successor) -> dict[str, Any]:
+        """Follow the steps up to the decision, and return the process ids; raises TryAgain as `replace` does."""
         known = False
         try:
             self._compare((await successor.word("loaded", READY))["refused"])
@@ -106,17 +149,17 @@ class Handover:
             await self._wait_for_quiet()
         except BaseException as error:
             LOG.error("this daemon goes on, process %d does not take over: %s", successor.pid, error)
-            self._go_on(known)
+            self._go_on(known, str(error))
             raise
         self.decided = True
         self.resources.outlive_plugins()
         self.stop.set()
         return {"pid": os.getpid(), "successor": successor.pid}
 
-    def _go_on(self, known: bool) -> None:
+    def _go_on(self, known: bool, why: str) -> None:
         """Take no notice of a successor that has failed; register again if kubelet may have known it."""
         if self._successor is not None:
-            self._successor.kill()
+            self._successor.dismiss(why)
         self._successor, self._replacing = None, False
         self._resume()
         if known:
@@ -181,4 +224,6 @@ class Handover:
         names = self.resources.socket_names()
         successor.bequeath([*await aside(partial(accepted, names), "connections"), *self.kept.descriptors])
         # An orderly end would tell kubelet that its streams end. The successor removes the sockets.
+        if self.stands_by:
+            standby.become(successor.process, [sys.executable, "-P", "-m", "nodeplug", *self.command])
         os._exit(0)  # noqa: TID251 - nothing is left to be done here: the node belongs to another process

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = Path("/etc/nodeplug/nodeplug.toml")
 """The main configuration file, unless another one is named."""
+_FLAG: Final = "--take-over"
 _OPTIONS: Final[Mapping[str, "Callable[[str], Any]"]] = {"--config": Path, "--root": Path, "--succeed": int}
 
 
@@ -39,22 +40,28 @@ def plain_words(arguments: Sequence[str]) -> dict[str, Any] | None:
     if not arguments or arguments[0] != "serve":
         return None
     words = [part for word in arguments[1:] for part in (word.split("=", 1) if word.startswith("--") else (word,))]
+    take_over = _FLAG in words
+    words = [word for word in words if word != _FLAG]
     names, values = words[::2], words[1::2]
     if len(names) != len(values) or any(not one or one.startswith("-") for one in values):
         return None
     try:
-        return {name.removeprefix("--"): _OPTIONS[name](value) for name, value in zip(names, values, strict=True)}
+        read = {name.removeprefix("--"): _OPTIONS[name](value) for name, value in zip(names, values, strict=True)}
     except (KeyError, ValueError):
         return None
+    return read | ({"take_over": True} if take_over else {})
 
 
-def serve(config: Path = DEFAULT, root: Path | None = None, succeed: int | None = None) -> int:
+def serve(
+    config: Path = DEFAULT, root: Path | None = None, succeed: int | None = None, *, take_over: bool = False
+) -> int:
     """Run the daemon until it is told to end; return the exit status.
 
     Args:
         config: the main configuration file.
         root: the value of `--root`.
         succeed: the descriptor of the socket to a daemon whose place is to be taken.
+        take_over: take the place of whatever daemon serves, and stand by when another one has taken this one's.
 
     Raises:
         ConfigError: the configuration cannot be used.
@@ -69,13 +76,25 @@ def serve(config: Path = DEFAULT, root: Path | None = None, succeed: int | None 
 
     from nodeplug.first_lists import find
 
+    if take_over and succeed is None:
+        succeed = _place(config, root)
     note = find(config, root) if succeed is None else None  # the predecessor serves, until it hands over
-    status = asyncio.run(_serve(config, root, note, succeed))
+    status = asyncio.run(_serve(config, root, note, succeed, take_over))
     _leave_threads_behind(status)
     return status
 
 
-async def _serve(config: Path, root: Path | None, note: "NextStart | None", succeed: int | None) -> int:
+def _place(config: Path, root: Path | None) -> int | None:
+    """Ask the daemon that serves for its place; return the descriptor of the socket to it, or None if there is none."""
+    from nodeplug.config import read
+    from nodeplug.exec.client import ask_for_place
+
+    return ask_for_place(read(config, root).configuration.supervisor.paths.exec_socket)
+
+
+async def _serve(
+    config: Path, root: Path | None, note: "NextStart | None", succeed: int | None, take_over: bool
+) -> int:
     """Serve what kubelet was told last, import the daemon meanwhile, and run it."""
     from nodeplug.first_lists import begin
     from nodeplug.process.aside import aside
@@ -83,10 +102,10 @@ async def _serve(config: Path, root: Path | None, note: "NextStart | None", succ
     first = await begin(note) if note is not None else None
     run = await aside(_import_daemon, "import the daemon")
     gc.enable()
-    return await run(config, root, first, succeed)
+    return await run(config, root, first, succeed, take_over)
 
 
-def _import_daemon() -> "Callable[[Path, Path | None, Resources | None, int | None], Awaitable[int]]":
+def _import_daemon() -> "Callable[[Path, Path | None, Resources | None, int | None, bool], Awaitable[int]]":
     from nodeplug.daemon import run
 
     return run

@@ -91,6 +91,14 @@ def status(
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="The pause between two answers of --watch.")
     ] = 2.0,
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here",
+            help="Print nothing; the exit status is 0 if the daemon runs in this container, and 3 if in another. "
+            "For the startup probe of a pod that has to take the place of another one.",
+        ),
+    ] = False,
 ) -> None:
     """Show what the running daemon does: plugins, devices, networks, volumes, calls.
 
@@ -105,7 +113,9 @@ def status(
     if watch:
         ask = partial(ask_daemon, config, root, "status", warn=False)
         raise typer.Exit(watching.watch(ask, interval, as_json=as_json))
-    answer = ask_daemon(config, root, "status")
+    answer = ask_daemon(config, root, "status", warn=not here)
+    if here:
+        raise typer.Exit(0 if watching.is_here(answer["pid"]) else watching.NOT_READY)
     if as_json:
         print_json(answer)
     else:

@@ -22,6 +22,14 @@ def serve(
     config: Config = DEFAULT,
     root: Root = None,
     succeed: Annotated[int | None, typer.Option(hidden=True)] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Take the place of the daemon that serves this node, if one does, and stand by when another takes "
+            "this one's: for a pod whose next one is started beside it.",
+        ),
+    ] = False,
 ) -> None:
     """Run the daemon in the foreground.
 
@@ -29,7 +37,7 @@ def serve(
 
     Example: `nodeplug serve --root /tmp/node --config ./nodeplug.toml`
     """
-    raise typer.Exit(serving.serve(config, root, succeed))
+    raise typer.Exit(serving.serve(config, root, succeed, take_over=take_over))
 
 
 def reload(

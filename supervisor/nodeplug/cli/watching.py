@@ -1,6 +1,6 @@
-"""`nodeplug status --watch`.
+"""`nodeplug status --watch`, and whether the daemon is where this command runs.
 
-Owns: when to ask the daemon again, and what is on the screen until then.
+Owns: when to ask the daemon again, and what is on the screen until then; where a process runs.
 Refuses: to end when there is no answer: an admin wants to see the daemon come back.
 """
 
@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -25,6 +26,14 @@ NOT_READY: Final = 3
 def verdict(answer: Mapping[str, Any]) -> int:
     """Return the exit status for an answer."""
     return 0 if answer["ready"] else NOT_READY
+
+
+def is_here(pid: int) -> bool:
+    """Whether a process has the mounts of this one, as all of a container have (mount_namespaces(7))."""
+    try:
+        return Path(f"/proc/{pid}/ns/mnt").stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino
+    except OSError:  # it has ended, or is in another process namespace
+        return False
 
 
 def watch(ask: Callable[[], Mapping[str, Any]], seconds: float, *, as_json: bool) -> int:

@@ -8,14 +8,16 @@ Refuses: time limits and replies (`nodeplug.exec.server`).
 import asyncio
 import os
 import socket
+import struct
 from contextlib import suppress
 from typing import Final
 
-from nodeplug.contract.errors import InvalidNetns, TryAgain, Undecodable
+from nodeplug.contract.errors import InvalidNetns, InvalidRequest, TryAgain, Undecodable
 from nodeplug.contract.netns import Netns
 from nodeplug.descriptors import receive
 from nodeplug.exec.frame import HEADER, LIMIT, Frame, body_size
 
+_CREDENTIALS: Final = struct.Struct("3i")
 _DESCRIPTORS: Final = 2
 _CHUNK: Final = 1 << 18
 
@@ -88,6 +90,18 @@ class Arrival:
                 if not found:
                     raise
         return tuple(found)
+
+    def credentials(self) -> tuple[int, int]:
+        """Return the caller's process and user (unix(7), SO_PEERCRED)."""
+        data = self.peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(data)
+        return int(pid), int(uid)
+
+    def descriptor(self) -> int:
+        """Hand over the only descriptor of a request that is no call; InvalidRequest if it has not exactly one."""
+        if len(self._descriptors) != 1:
+            raise InvalidRequest(f"the request comes with one descriptor; found {len(self._descriptors)}")
+        return self._descriptors.pop()
 
     def end(self, _: object = None) -> None:
         """Close everything, including the connection."""

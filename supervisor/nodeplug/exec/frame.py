@@ -25,6 +25,8 @@ from typing import Final, Self
 from nodeplug.contract.errors import Undecodable
 
 MAGIC: Final = b"NPX1"
+SUCCESSION: Final = "succession"
+"""The style of a daemon that asks for the place of the one that serves; its descriptor is a socket between the two."""
 HEADER: Final = struct.Struct("<4sIII")
 REPLY_HEADER: Final = struct.Struct("<BII")
 LIMIT: Final = 4 << 20

@@ -15,7 +15,6 @@ import logging
 import os
 import socket
 import stat
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Final
 from nodeplug.contract.errors import Ending, NotSupported, PluginError, TryAgain, clip, wire
 from nodeplug.contract.netns import Netns
 from nodeplug.exec.arrival import Arrival, readable
-from nodeplug.exec.frame import Frame, Reply
+from nodeplug.exec.frame import SUCCESSION, Frame, Reply
 from nodeplug.hosting.call import has_hung_up, new_request_id, set_caller
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane, Unanswered
@@ -50,7 +49,6 @@ Identity = tuple[int, int]
 """Device and inode of the socket in its folder."""
 _SILENCE: Final = 10.0
 _GRACE: Final = 2.0
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 def refusal(style: str, error: PluginError, request: str = "") -> Reply:
@@ -72,12 +70,16 @@ class ExecServer:
         path: where to listen; the folder is created if it is missing.
         handlers: by style ("cni", "flex", "control").
         silence: seconds after which a caller that has not sent its whole frame is dropped.
+
+    Attributes:
+        succession: answers a daemon that asks for this one's place: told its socket, which it owns, and its process id.
     """
 
     def __init__(self, path: Path, handlers: Mapping[str, Handler], *, silence: float = _SILENCE) -> None:
         self.path = path
         self._handlers = handlers
         self._silence = silence
+        self.succession: Callable[[int, int], Awaitable[Reply]] | None = None
         self._listener: socket.socket | None = None
         self._identity: Identity = (0, 0)
         self._folder = Lane("the folder of the exec socket")
@@ -278,7 +280,7 @@ class ExecServer:
 
     async def _serve_one(self, arrival: Arrival) -> None:
         peer = arrival.peer
-        uid = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+        uid = arrival.credentials()[1]
         try:
             if uid not in {0, os.geteuid()}:
                 raise self._stranger(uid)
@@ -340,6 +342,8 @@ class ExecServer:
         if frame.style == ALIVE:
             return Reply()
         try:
+            if frame.style == SUCCESSION and self.succession is not None:
+                return await self.succession(arrival.descriptor(), arrival.credentials()[0])
             handler = self._handlers.get(frame.style)
             if handler is None:
                 known = ", ".join(sorted(self._handlers))

@@ -1,6 +1,6 @@
 """One daemon takes the place of another on a running node, and nobody finds it empty.
 
-Owns: both ends of the socket between the two, and the start of the successor. They say eight words:
+Owns: both ends of the socket between the two, and the start of the successor. They say nine words:
 
     starter        started   which process the successor is; it has ended by then
     successor      loaded    what it can load of the configuration
@@ -10,6 +10,7 @@ Owns: both ends of the socket between the two, and the start of the successor. T
     predecessor    yours     with the listening socket, when nothing of it writes any more
     successor      serving   it answers callers, and the predecessor may go
     predecessor    gone      with the connections on which kubelet still listens to it, which must not end
+    predecessor    refused   at any time before "yours", to one that somebody else has started: it goes on by itself
 
 The end of a process is the end of its socket, so that each learns of the other's without a wait.
 Refuses: what has to be done before a word is said, and what becomes of a succession that fails (the daemon).
@@ -56,6 +57,12 @@ class Successor:
     pid: int
     _end: socket.socket
     _process: int
+    started_here: bool = True
+
+    @property
+    def process(self) -> int:
+        """Its descriptor (pidfd_open(2))."""
+        return self._process
 
     @classmethod
     async def start(cls, arguments: Sequence[str], patience: float = STARTED) -> Self:
@@ -87,6 +94,21 @@ class Successor:
             raise
         finally:
             theirs.close()
+
+    @classmethod
+    def beside(cls, pid: int, descriptor: int) -> Self:
+        """Take a process that was started elsewhere and has asked for this one's place, by its end of a socket.
+
+        Raises:
+            TryAgain: it has ended.
+        """
+        end = socket.socket(fileno=descriptor)
+        end.setblocking(False)
+        try:
+            return cls(pid, end, os.pidfd_open(pid), started_here=False)
+        except OSError as error:
+            end.close()
+            raise TryAgain(f"process {pid}, which asks for this one's place: {refusal(error)}") from error
 
     async def word(self, expected: str, seconds: float) -> Mapping[str, Any]:
         """Wait for a word of the successor, and return what comes with it.
@@ -151,6 +173,16 @@ class Successor:
         with suppress(OSError):
             for first in range(0, max(len(connections), 1), _AT_ONCE):
                 socket.send_fds(self._end, [_said("gone")], connections[first : first + _AT_ONCE])
+
+    def dismiss(self, why: str) -> None:
+        """Let it end: kill it, or tell one that somebody else has started why it is not needed, for its own log."""
+        if self.started_here:
+            self.kill()
+            return
+        with suppress(OSError):
+            self._end.send(_said("refused", why=clip(why, _REASON)))
+        self._end.close()
+        os.close(self._process)
 
     def kill(self) -> None:
         """End it, if it still runs, and forget it. Does not wait: it may hang in the kernel."""
@@ -232,6 +264,8 @@ class Predecessor:
         said = json.loads(data) if data else {}
         if not said or (said["word"] == "yours" and len(descriptors) != 1):
             raise PluginError("the daemon whose place was to be taken has ended, or goes on by itself")
+        if said["word"] == "refused":
+            raise PluginError(f"the daemon that serves keeps its place: {said['why']}")
         return said, descriptors
 
     def say_serving(self) -> None:
