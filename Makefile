@@ -7,7 +7,7 @@ BENCH_QUICK ?=
 # Many tests wait for each other's processes rather than compute: one more worker than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: prebuilt wheels always can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers python emulated meta proto bench setup clean
+.PHONY: prebuilt wheels always can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers image python emulated meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -63,6 +63,9 @@ kubelet: ## Build the kubelet for tests/real from Debian's source package, once 
 
 consumers: ## Build today's kubelet, control plane, containerd and CNI plugins for tests/real, once (15 minutes)
 	.ci/build-consumers
+
+image: ## Make the image of deploy/Containerfile for tests/real without a registry, once (three minutes, 2 GB; needs root)
+	.ci/build-image
 
 python: ## Bootstrap Debian 13 and its Python for tests/node/workers, once (two minutes, 150 MB; needs root)
 	.ci/build-python
