@@ -173,7 +173,7 @@ class Daemon:
             resources=self._resources,
             podresources=self._podresources,
             delegation=Delegation(self._registry, visiting=self._runner.visiting),
-            cgroups=Cgroups(supervisor.cgroups),
+            cgroups=Cgroups(supervisor.cgroups, supervisor.program_cgroup),
             users=PluginUsers(self._paths, supervisor.plugin_user),
         )
         self._lifecycle = Lifecycle(

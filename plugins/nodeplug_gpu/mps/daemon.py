@@ -6,6 +6,7 @@ Refuses: to stop a daemon when nodeplug stops: running containers are its client
 
 import errno
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -207,7 +208,9 @@ class ControlDaemon:
         self._make_folders(shm, fresh=before is None)
         self._link_libraries()
         (self.folders.pipes / "control").unlink(missing_ok=True)
-        command = self._control(shm, "-f")
+        # Not by the name of the card: servers of a daemon that has ended may still have clients.
+        cgroups = self.host.cgroups.make(f"mps{secrets.token_hex(8)}")
+        command = self._control(shm, "-f", cgroups=cgroups)
         if self.config.exclusive_process:
             self._compute_mode("EXCLUSIVE_PROCESS")
         elif before is not None and before.exclusive:
@@ -237,13 +240,14 @@ class ControlDaemon:
                 self.folders.shm,
             )
 
-    def _control(self, shm: int | None, *arguments: str) -> list[str]:
+    def _control(self, shm: int | None, *arguments: str, cgroups: Iterable[Path] = ()) -> list[str]:
         """Return the command line of a control program that has the daemon's /dev/shm."""
         program = self._program(self.config.command)
         found = shutil.which(program, path=self._environment()["PATH"])
         if found is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
-        own = [] if shm is None else [sys.executable, "-IS", launch.__file__, str(self.folders.shm)]
+        place, folder = ":".join(map(str, cgroups)), "" if shm is None else str(self.folders.shm)
+        own = [sys.executable, "-IS", launch.__file__, folder, place] if folder or place else []
         return [*own, found, *arguments]
 
     def _end_daemon(self) -> None:

@@ -1,6 +1,7 @@
-"""Starts a program of MPS with another /dev/shm: `python -IS launch.py FOLDER PROGRAM [ARGUMENT]...`.
+"""Starts a program of MPS: `python -IS launch.py FOLDER CGROUPS PROGRAM [ARGUMENT]...`.
 
-Owns: a mount namespace for that program, in which FOLDER, a mount point, is /dev/shm as well.
+Owns: a mount namespace for that program, in which FOLDER, a mount point, is /dev/shm as well, unless it is empty; and
+the cgroups in which the program is from then on, CGROUPS, files with a `:` between them.
 Refuses: packages, even our own: it is a file for the bare interpreter, and executes the program in its place.
 
 Only the mount on which /dev/shm lies stops propagating to the node. What the node unmounts later is unmounted here
@@ -34,6 +35,17 @@ def enter(folder: str) -> None:
     if not any(_make_slave(str(place)) for place in (Path(target), *Path(target).parents)):
         _chroot_into_copy(folder)
     _mount(folder, target, _BIND)
+
+
+def join(file: str) -> None:
+    """Enter a cgroup by its file of processes; raises OSError with the path."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)  # never made: what is missing is an error
+    try:
+        os.write(descriptor, b"0")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, file) from None
+    finally:
+        os.close(descriptor)
 
 
 def _make_slave(place: str) -> bool:
@@ -75,9 +87,13 @@ def _check(result: int, what: str) -> None:
 
 
 if __name__ == "__main__":
-    _, shared, *command = sys.argv
+    _, shared, cgroups, *command = sys.argv
     try:
-        enter(shared)
+        for file in filter(None, cgroups.split(":")):
+            join(file)
+        if shared:
+            enter(shared)
         os.execvp(command[0], command)  # noqa: S606 - a program and its arguments, no shell
     except OSError as failure:
-        raise SystemExit(f"no /dev/shm of its own for {command[0]}: {failure.filename}: {failure.strerror}") from None
+        what = f"{failure.filename}: {failure.strerror}"
+        raise SystemExit(f"{command[0]} cannot be started with a /dev/shm and cgroups of its own: {what}") from None

@@ -36,6 +36,12 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_cgroup(path: str) -> str:
+    if path and (not path.startswith("/") or not path.strip("/") or ".." in path.split("/")):
+        raise ValueError(f"{path!r} is no cgroup below the root of a hierarchy, such as '/nodeplug'")
+    return path
+
+
 def _check_path(path: str) -> str:
     if path and not path.startswith("/"):
         raise ValueError(f"{path!r} is no absolute path; the daemon looks for it nowhere")
@@ -54,7 +60,7 @@ class Supervisor(_Model):
         "plugins.d",
         description="Folder of more [plugins.*] tables, relative to this file; if named, it must exist; empty: none.",
     )
-    node_name: str = Field("", description="The node's name in the cluster; empty: the host name.")
+    node_name: str = Field("", description="The node's name in the cluster; empty: $NODE_NAME, or the host name.")
     exec_socket: Path = Field(Path("/run/nodeplug/exec.sock"), description="Where the entrypoint scripts connect.")
     state_dir: Path = Field(Path("/var/lib/nodeplug"), description="Survives a reboot: journal, spool.")
     run_dir: Path = Field(Path("/run/nodeplug"), description="Gone at reboot: attachments, staging.")
@@ -106,6 +112,11 @@ class Supervisor(_Model):
         "auto",
         description="Limit `memory` and `tasks` of sections in the daemon's cgroup, if that is its own: 'auto': if "
         "systemd has delegated it; true: it is, as in a container of its own; false: it is not.",
+    )
+    program_cgroup: Annotated[str, AfterValidator(_check_cgroup)] = Field(
+        "",
+        description="Cgroup, from the root of the hierarchies on, of programs that plugins start for containers, such "
+        "as FUSE and MPS servers: in a pod, whose own cgroup ends with it. Empty: the daemon's own.",
     )
     listen: Annotated[str, AfterValidator(_check_address)] = Field(
         "127.0.0.1:9808", description="Address of /healthz, /readyz and /metrics; empty switches them off."
@@ -320,5 +331,5 @@ class Configuration(_Model):
 
 
 def node_name(supervisor: Supervisor) -> str:
-    """Return the configured node name, or the host's."""
-    return supervisor.node_name or os.uname().nodename
+    """Return the configured node name; or `$NODE_NAME`, which a pod gets from its own fields; or the host's name."""
+    return supervisor.node_name or os.environ.get("NODE_NAME") or os.uname().nodename

@@ -33,6 +33,21 @@ _PATIENCE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """Where cgroups are made in one hierarchy.
+
+    Attributes:
+        folder: below which others are made.
+        home: where the daemon is, if it is not elsewhere.
+        unified: whether it is of version 2.
+    """
+
+    folder: Path
+    home: Path
+    unified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A worker's cgroup in one hierarchy.
 

@@ -14,13 +14,13 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from nodeplug.contract.errors import TryAgain
 from nodeplug.contract.journal import file_name
-from nodeplug.worker.cgroup import Cgroup, Part, enter, found, write
+from nodeplug.worker import outside
+from nodeplug.worker.cgroup import Base, Cgroup, Part, enter, found, write
 from nodeplug.worker.hierarchies import UNIFIED, Hierarchy, delegated, hierarchies, members
 from nodeplug.worker.shortage import Ended
 
@@ -38,33 +38,20 @@ class _Unusable(Exception):
     """Why a controller cannot be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The daemon's own cgroup in one hierarchy.
-
-    Attributes:
-        folder: below which others are made.
-        home: where the daemon is.
-        unified: whether it is of version 2.
-    """
-
-    folder: Path
-    home: Path
-    unified: bool = False
-
-
 class Cgroups:
     """The cgroups of workers. Any thread may use it.
 
     Args:
         wanted: True: the daemon's cgroup is its own; False: it is not; "auto": it is if systemd says so.
+        programs: the cgroup for programs that outlive the daemon, from the roots on; empty: the daemon's own.
 
     Attributes:
         ended: in the daemon's own, for want of memory.
     """
 
-    def __init__(self, wanted: Wanted = False) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: Wanted = False, programs: str = "") -> None:
+        self._wanted, self._programs = wanted, programs
+        self._outside = outside.Outside()
         self._lock = threading.Lock()
         self._prepared = False
         self._bases: dict[str, Base] = {}
@@ -82,6 +69,10 @@ class Cgroups:
             self._find()
             for base in dict.fromkeys(self._bases.values()):
                 _sweep(base)
+            if self._programs:
+                self._outside = outside.find(self._programs)
+                for base in self._outside.bases:
+                    _sweep_programs(base)
 
     def close(self) -> None:
         """Remove what is left of this daemon's own, whose workers have to end now. May block."""
@@ -94,10 +85,15 @@ class Cgroups:
         self.prepare()
         return self._lacking.get(controller, "")
 
-    def base(self, controller: str) -> Base | None:
-        """Return where cgroups with a controller can be made; None if nowhere. May block."""
+    def programs(self) -> outside.Outside:
+        """Return where the cgroups of programs can be made. May block."""
         self.prepare()
-        return self._bases.get(controller)
+        if self._programs:
+            return self._outside
+        bases: dict[Base, tuple[str, ...]] = {}
+        for controller, base in self._bases.items():
+            bases[base] = (*bases.get(base, ()), controller)
+        return outside.Outside(bases, (), self._lacking)
 
     def make(self, name: str, memory: int | None, tasks: int | None) -> Cgroup:
         """Make the cgroup of a plugin's worker, with the limits that it can keep. May block.
@@ -211,6 +207,10 @@ def _sweep(base: Base) -> None:
         if not (dash and daemon.isdecimal() and int(daemon) in living):
             gone = found(folder, base.home).remove()
             LOG.log(logging.INFO if gone else logging.WARNING, "%s %s", folder, "is removed" if gone else "stays")
+    _sweep_programs(base)
+
+
+def _sweep_programs(base: Base) -> None:
     for folder in base.folder.glob(f"{PROGRAM}*"):
         with suppress(OSError):  # its program runs, for the next plugin to find
             folder.rmdir()

@@ -18,8 +18,8 @@ from typing import Final
 from nodeplug.contract.cgroups import ProgramCgroups
 from nodeplug.contract.errors import InvalidRequest, TryAgain, clip
 from nodeplug.contract.journal import file_name
-from nodeplug.worker.cgroup import Cgroup, Part
-from nodeplug.worker.cgroups import PROGRAM, Base, Cgroups, told
+from nodeplug.worker.cgroup import Base, Cgroup, Part
+from nodeplug.worker.cgroups import PROGRAM, Cgroups, told
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]{1,64}")
 _MOST: Final = 8
@@ -42,14 +42,16 @@ class Programs(ProgramCgroups):
 
     def lacking(self) -> Mapping[str, str]:
         """Return why a limit cannot be kept; see `ProgramCgroups`."""
-        return {limit: why for one, limit in _CONTROLLERS.items() if (why := self.cgroups.lacks(one))}
+        lacking = self.cgroups.programs().lacking
+        return {limit: lacking[one] for one, limit in _CONTROLLERS.items() if one in lacking}
 
     def make(self, name: str, *, memory: int | None = None, tasks: int | None = None) -> tuple[Path, ...]:
         """Make a program's cgroup anew; see `ProgramCgroups`."""
         number = self._vacate(name)
         limits = {"memory": memory, "pids": tasks}
         parts = []
-        for base, controllers in self._bases().items():
+        place = self.cgroups.programs()
+        for base, controllers in place.bases.items():
             memory_here, tasks_here = (limits[one] if one in controllers else None for one in limits)
             folder = base.folder / self._folder(name, number)
             parts.append(Part(folder, base.home, memory_here, tasks_here, base.unified, whole=True))
@@ -61,7 +63,7 @@ class Programs(ProgramCgroups):
             raise TryAgain(
                 f"the daemon cannot make a cgroup for a program of {self.section!r}: {told(error)}"
             ) from None
-        return Cgroup(tuple(parts)).entrances
+        return (*Cgroup(tuple(parts)).entrances, *place.exits)
 
     def excess(self, name: str, *, own: bool = False) -> str:
         """Say why the kernel has ended a process of a program for memory; see `ProgramCgroups`."""
@@ -89,14 +91,6 @@ class Programs(ProgramCgroups):
             return number
         return 0
 
-    def _bases(self) -> dict[Base, list[str]]:
-        """Return where cgroups can be made, and the controllers of each."""
-        found: dict[Base, list[str]] = {}
-        for controller in _CONTROLLERS:
-            if (base := self.cgroups.base(controller)) is not None:
-                found.setdefault(base, []).append(controller)
-        return found
-
     def _folder(self, name: str, number: int = 0) -> str:
         if not _NAME.fullmatch(name):
             raise InvalidRequest(f"a cgroup is asked for as {clip(name, 80)!r}; name it by 1 to 64 letters and digits")
@@ -105,7 +99,7 @@ class Programs(ProgramCgroups):
     def _found(self, name: str) -> dict[int, list[Part]]:
         """Return the cgroups of a program that are there, by number: the last one is of the program that runs."""
         found: dict[int, list[Part]] = {}
-        for base, number in itertools.product(self._bases(), range(_MOST)):
+        for base, number in itertools.product(self.cgroups.programs().bases, range(_MOST)):
             folder = base.folder / self._folder(name, number)
             if folder.exists():
                 part = Part(folder, base.home, _limit(folder, base), unified=base.unified, whole=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tests.node.workers.own_cgroups import OwnCgroups, own_cgroups, skip_without
 
 from nodeplug import InvalidRequest, Pod, TryAgain, mounts, unmount
 from nodeplug.testing import FlexCaller, FlexVolume, ScratchNode, folders
+from nodeplug.testing.inventory import CGROUPS
 from nodeplug.testing.waiting import until
 from nodeplug.worker.cgroups import PROGRAM, Cgroups
 from nodeplug.worker.hierarchies import members
@@ -58,9 +60,9 @@ def make_plugin(make_host: Any) -> Iterator[Callable[..., Fuse]]:
     """Make a plugin; the same programs again act as a restart of the daemon, which looks for cgroups anew."""
     started: list[Fuse] = []
 
-    def make(*, cgroups: bool = True, **programs: dict[str, Any]) -> Fuse:
+    def make(*, cgroups: bool = True, outside: str = "", **programs: dict[str, Any]) -> Fuse:
         config = FuseConfig.model_validate({"programs": programs, "check_interval": "100ms"})
-        plugin = Fuse(config, replace(make_host("fuse"), cgroups=Programs(Cgroups(cgroups), "fuse")))
+        plugin = Fuse(config, replace(make_host("fuse"), cgroups=Programs(Cgroups(cgroups, outside), "fuse")))
         plugin.start()
         started.append(plugin)
         return plugin
@@ -296,3 +298,34 @@ def test_a_name_that_would_lead_out_of_the_daemons_cgroup_is_refused(own: OwnCgr
     with pytest.raises(InvalidRequest, match="1 to 64 letters and digits"):
         Programs(Cgroups(True), "fuse").remove("../x")
     assert programs(own) == []
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """A cgroup that is not below the daemon's, by its name from the roots on."""
+    name = f"/nodeplug-test-{secrets.token_hex(4)}"
+    yield name
+    for folder in CGROUPS.glob(f"**{name}"):
+        folder.rmdir()
+
+
+def test_a_program_of_a_daemon_in_a_container_is_in_no_cgroup_that_ends_with_that(
+    own: OwnCgroups, make_node: Any, make_plugin: Any, source: Path, elsewhere: str
+) -> None:
+    plugin = make_plugin(outside=elsewhere, files=eater(source) | {"memory": "128Mi"})
+    node = make_node(fuse=plugin)
+    assert node.mount(DRIVER, node.target("a"), {"which": "one"}) == {"status": "Success"}
+    mine = {folder.name for folder in own.folders.values()}
+    for pid in (volumes(plugin)[0]["pid"], *members(CGROUPS / "memory" / elsewhere[1:])):
+        text = Path(f"/proc/{pid}/cgroup").read_text()
+        assert not [name for name in mine if name in text], text
+        assert elsewhere in text
+    assert programs(own) == []
+    assert plugin.inspect()["no_cgroup_limits"] == {}
+    assert make_plugin(outside=elsewhere, files=eater(source) | {"memory": "128Mi"})  # the next daemon finds it
+    assert serves(node.target("a"))
+    (source / "eat").touch()
+    until(lambda: any(one["last_end"] for one in volumes(plugin)), PATIENCE)
+    until(lambda: serves(node.target("a")), PATIENCE)
+    assert "it exceeded its memory of 128 MiB" in volumes(plugin)[0]["last_end"]
+    assert node.unmount(DRIVER, node.target("a")) == {"status": "Success"}
