@@ -1,0 +1,83 @@
+{{- define "nodeplug.labels" -}}
+app.kubernetes.io/name: nodeplug
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "nodeplug.selector" -}}
+app.kubernetes.io/name: nodeplug
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "nodeplug.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- /* The main file of the configuration. Plugins are in plugins.d, so that a change of theirs needs no other pod. */ -}}
+{{- define "nodeplug.main" -}}
+version = 1
+
+[supervisor]
+install = true
+cgroups = {{ .Values.privileged }}
+program_cgroup = {{ ternary .Values.programCgroup "" .Values.privileged | quote }}
+csi = {{ not (empty .Values.csi.drivers) }}
+listen = "{{ .Values.listen.host }}:{{ .Values.listen.port }}"
+cni_bin_dir = {{ .Values.cniBinDir | quote }}
+cni_conf_dir = {{ .Values.cniConfDir | quote }}
+flexvolume_dir = {{ .Values.flexvolumeDir | quote }}
+plugins_registry_dir = "{{ .Values.kubeletDir }}/plugins_registry"
+{{ .Values.supervisor }}
+{{- if .Values.provisioner.enabled }}
+
+[provisioner]
+namespace = {{ .Release.Namespace | quote }}
+{{- end }}
+{{- end -}}
+
+{{- /* What both containers see of the node. Each line says who needs it. */ -}}
+{{- define "nodeplug.mounts" -}}
+{{- $both := ternary "Bidirectional" "None" .Values.privileged -}}
+- {name: configuration, mountPath: /etc/nodeplug/nodeplug.toml, subPath: nodeplug.toml, readOnly: true}
+- {name: plugins, mountPath: /etc/nodeplug/plugins.d, readOnly: true}
+- {name: state, mountPath: /var/lib/nodeplug, mountPropagation: {{ $both }}}
+- {name: run, mountPath: /run/nodeplug, mountPropagation: {{ $both }}}
+- {name: kubelet, mountPath: {{ .Values.kubeletDir }}, mountPropagation: {{ $both }}}
+{{- if ne .Values.kubeletDir "/var/lib/kubelet" }}
+- {name: device-plugins, mountPath: /var/lib/kubelet/device-plugins}
+- {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources}
+{{- end }}
+- {name: flexvolume, mountPath: {{ .Values.flexvolumeDir }}}
+- {name: cni-bin, mountPath: {{ .Values.cniBinDir }}}
+- {name: cni-conf, mountPath: {{ .Values.cniConfDir }}}
+- {name: cni-state, mountPath: /var/lib/cni}
+- {name: netns, mountPath: /run/netns, mountPropagation: {{ ternary "HostToContainer" "None" .Values.privileged }}}
+- {name: dev, mountPath: /dev}
+{{- if .Values.privileged }}
+- {name: cgroup, mountPath: /sys/fs/cgroup}
+{{- range $number, $path := .Values.folders }}
+- {name: folder-{{ $number }}, mountPath: {{ $path }}, mountPropagation: Bidirectional}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "nodeplug.security" -}}
+{{- if .Values.privileged -}}
+# Kubernetes allows mounts that the node sees to privileged containers alone; besides, plugins write /proc/sys, and open
+# devices of which no list is known before.
+privileged: true
+{{- else -}}
+privileged: false
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  # Each plugin's process has a user of its own, whose folders it gets.
+  add: [CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETPCAP, SETUID]
+{{- end }}
+{{- end -}}
+
+{{- /* Where kubelet finds what listens everywhere. */ -}}
+{{- define "nodeplug.probed" -}}
+{{ ternary "127.0.0.1" .Values.listen.host (eq .Values.listen.host "0.0.0.0") | quote }}
+{{- end -}}
