@@ -87,7 +87,7 @@ def make_private_node() -> Callable[..., PrivateNode]:
     if not any(os.access(f"/sys/fs/cgroup/{tree}/cgroup.procs", os.W_OK) for tree in ("", "memory")):
         pytest.skip("needs control groups that can be written")
 
-    def make(folder: Path, **options: str) -> PrivateNode:
+    def make(folder: Path, **options: Any) -> PrivateNode:
         folder.mkdir()
         return PrivateNode(folder, **options)
 

@@ -1,7 +1,7 @@
 """A real control plane on a private node's loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
 
 Owns: their processes, keys and folders, and the few calls of the API that a test makes.
-Refuses: to build them (see `make consumers`), rights unless they are asked for, and service accounts of pods.
+Refuses: to build them (see `make consumers`), rights and service accounts of pods unless they are asked for.
 
 etcd is Debian's. Nothing here is reachable from outside the node's network namespace.
 """
@@ -41,13 +41,22 @@ class ControlPlane:
         folder: an existing folder of its own.
         programs: the folder of kube-apiserver, kube-controller-manager and kube-scheduler.
         authorization: `RBAC`, or everybody may do everything.
+        accounts: pods get the tokens of their service accounts.
 
     Attributes:
         token: of an administrator.
     """
 
-    def __init__(self, node: PrivateNode, folder: Path, programs: Path, authorization: str = "AlwaysAllow") -> None:
-        self.node, self.folder, self.programs = node, folder, programs
+    def __init__(
+        self,
+        node: PrivateNode,
+        folder: Path,
+        programs: Path,
+        authorization: str = "AlwaysAllow",
+        *,
+        accounts: bool = False,
+    ) -> None:
+        self.node, self.folder, self.programs, self._accounts = node, folder, programs, accounts
         self._authorization = authorization
         self.token = secrets.token_hex(16)
         self._processes = ExitStack()
@@ -115,7 +124,8 @@ class ControlPlane:
             *("--service-account-issuer=https://here.invalid", f"--service-account-key-file={key}"),
             *(f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/24"),
             *(f"--audit-policy-file={folder}/audit-policy", f"--audit-log-path={folder}/audit"),
-            "--disable-admission-plugins=ServiceAccount",
+            "--allow-privileged=true",
+            *([] if self._accounts else ["--disable-admission-plugins=ServiceAccount"]),
         )
         self._wait("a ready API", lambda: self.call("GET", "/readyz", raw=True) == "ok")
 

@@ -9,6 +9,7 @@ To remove a folder takes the mount on it away in every namespace (rmdir(2) since
 
 import fcntl
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,14 +20,13 @@ _MADE: Final = "/run/nodeplug-private-nodes"
 
 
 class HardWired:
-    """The mount points, for one node, until it leaves."""
+    """The mount points, for one node, until it leaves; `more` are those of others that it has to itself."""
 
-    paths = _PATHS
-
-    def __init__(self) -> None:
+    def __init__(self, more: Sequence[str] = ()) -> None:
+        self.paths = (*_PATHS, *more)
         self._file = os.open(_MADE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_SH)
-        for path in _PATHS:
+        for path in self.paths:
             with suppress(FileExistsError):
                 Path(path).mkdir(parents=True)
                 os.write(self._file, f"{path}\n".encode())

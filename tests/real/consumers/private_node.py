@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -85,6 +85,7 @@ class PrivateNode:
     Args:
         folder: an existing folder with a short path; `/var/lib/kubelet` and its like lie below it.
         name: the host name inside.
+        more: further folders that it has to itself, below its own one.
 
     Attributes:
         cgroup: the name of its own cgroup, directly below each hierarchy's root: the parent of every consumer's.
@@ -93,10 +94,10 @@ class PrivateNode:
         PluginError: the kernel or a missing tool refused; the message carries what was printed.
     """
 
-    def __init__(self, folder: Path, name: str = "private-node") -> None:
+    def __init__(self, folder: Path, name: str = "private-node", more: Sequence[str] = ()) -> None:
         self.folder, self.name = folder, name
         self.cgroup = f"nodeplug-node-{secrets.token_hex(4)}"
-        self._hard_wired = HardWired()
+        self._hard_wired = HardWired(more)
         for path in self._hard_wired.paths:
             (folder / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
         make_cgroup(self.cgroup)
