@@ -4,14 +4,16 @@ Kubelet, containerd, the control plane and helm are the real and current ones; t
 """
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 import yaml
 from tests.real.conftest import cached, need
 from tests.real.consumers import PrivateNode, pod
-from tests.real.consumers.cluster import FLEXVOLUME, FOLDERS, NAMESPACE, Cluster, open_cluster
+from tests.real.consumers.cluster import FOLDERS, NAMESPACE, Cluster, open_cluster
 
 from nodeplug import PluginError
 from nodeplug.testing import folders
@@ -57,6 +59,26 @@ NETWORK = {
         }
     ],
 }
+PLACES = {
+    "Namespace": "/api/v1/namespaces",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
+    "ServiceAccount": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
+    "ConfigMap": f"/api/v1/namespaces/{NAMESPACE}/configmaps",
+    "StorageClass": "/apis/storage.k8s.io/v1/storageclasses",
+    "CSIDriver": "/apis/storage.k8s.io/v1/csidrivers",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles",
+    "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings",
+    "DaemonSet": f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets",
+}
+_SCRAPE = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9808/metrics').read().decode())"
+_RENDER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import generate
+sys.stdout.write(generate.rendered(sys.argv[2]))
+"""
 MEMORY = {"csi": {"driver": "tmpfs.nodeplug", "volumeAttributes": {"size": "4Mi"}}}
 DATA = {"flexVolume": {"driver": "nodeplug/loopfile", "fsType": "ext4", "options": {"name": "data", "size": "32Mi"}}}
 FUSE = {"flexVolume": {"driver": "nodeplug/fuse", "options": {"program": "files"}}}
@@ -149,3 +171,183 @@ def test_a_pod_gets_its_network_a_device_and_volumes_from_the_daemon_in_a_pod(in
     assert [mount_type(installed, "first", path) for path in ("/memory", "/data")] == ["tmpfs", "ext4"]
     assert inside("first", "/bin/cat", "/fuse/hello") == "world"
     installed.kubelet.drop("first")
+
+
+@contextmanager
+def busy(cluster: Cluster, name: str) -> Iterator[list[str]]:
+    """Let pods with all that the daemon gives come and go; yield what went wrong."""
+    over, wrong, lived = threading.Event(), list[str](), list[str]()
+
+    def live() -> None:
+        while not over.is_set():
+            one = f"{name}-{len(lived)}"
+            lived.append(one)
+            try:
+                run(cluster, one, limits={RESOURCE: 1}, volumes={"/memory": MEMORY})
+                cluster.kubelet.execute(one, "/bin/ping", "-c", "1", "-W", "5", "10.88.0.1")
+                cluster.kubelet.drop(one)
+            except Exception as error:
+                wrong.append(f"{one}: {error}"[:2000])
+                return
+
+    living = threading.Thread(target=live)
+    living.start()
+    try:
+        yield wrong
+    finally:
+        over.set()
+        living.join()
+        assert len(lived) > 1
+
+
+@contextmanager
+def reading(cluster: Cluster, name: str) -> Iterator[list[str]]:
+    """Look all the time at what the node offers and at a pod's FUSE volume; yield what was not as it should be."""
+    over, wrong = threading.Event(), list[str]()
+
+    def look() -> None:
+        while not over.is_set():
+            if (count := allocatable(cluster)) != 8:
+                wrong.append(f"{count} devices")
+            try:
+                if (text := cluster.kubelet.execute(name, "/bin/cat", "/fuse/hello")) != "world":
+                    wrong.append(text)
+            except PluginError as error:
+                wrong.append(str(error))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield wrong
+    finally:
+        over.set()
+        looking.join()
+
+
+def servers(served: Path) -> list[int]:
+    """Return the processes that serve the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes().split(b"\0")[0] == bytes(served / "bindfs"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_a_rolling_update_under_load_loses_nothing(installed: Cluster, values: Path, served: Path) -> None:
+    run(installed, "reader", limits={RESOURCE: 1}, volumes={"/fuse": FUSE, "/data": DATA})
+    container, serving = installed.kubelet.container("reader"), servers(served)
+    assert len(serving) == 1
+    (before,) = installed.pods()
+    with busy(installed, "busy") as failed, reading(installed, "reader") as missed:
+        after = installed.install(CHART, "image.tag=next", values=[values])
+        assert after["metadata"]["uid"] != before["metadata"]["uid"]
+        assert after["spec"]["containers"][0]["image"].endswith(":next")
+    assert failed == []
+    assert missed == []
+    assert servers(served) == serving
+    assert installed.kubelet.container("reader") == container
+    installed.kubelet.drop("reader")
+    assert servers(served) == []
+
+
+def test_what_containers_use_outlives_a_container_of_the_daemon_that_is_killed(
+    installed: Cluster, served: Path
+) -> None:
+    run(installed, "kept", volumes={"/fuse": FUSE})
+    serving = servers(served)
+    status = json.loads(installed.nodeplug("status", "--json"))
+    (before,) = installed.pods()
+    os.kill(status["pid"], signal.SIGKILL)
+    restarts = before["status"]["containerStatuses"][0]["restartCount"]
+    installed.wait_for(
+        "another container",
+        lambda: (
+            (state := installed.pods()[0]["status"]["containerStatuses"][0])["restartCount"] > restarts
+            and state["ready"]
+        ),
+    )
+    assert servers(served) == serving
+    assert installed.kubelet.execute("kept", "/bin/cat", "/fuse/hello") == "world"
+    run(installed, "later", limits={RESOURCE: 1}, volumes={"/fuse": FUSE})
+    assert installed.kubelet.execute("later", "/bin/cat", "/fuse/hello") == "world"
+    for name in ("kept", "later"):
+        installed.kubelet.drop(name)
+    assert servers(served) == []
+
+
+def test_a_change_of_plugins_is_taken_without_another_pod(installed: Cluster, values: Path) -> None:
+    (before,) = installed.pods()
+    given = yaml.safe_load(values.read_text())
+    given["plugins"]["more"] = (
+        '[plugins.more]\nuses = "hostdev"\n[[plugins.more.config.resources]]\nresource = "example.com/zero"\n'
+        'groups = [{ nodes = [{ path = "/dev/zero" }] }]\n'
+    )
+    changed = values.with_name("changed.yaml")
+    changed.write_text(yaml.safe_dump(given))
+    installed.install(CHART, "image.tag=next", values=[changed])
+
+    def offered() -> bool:
+        status = installed.api.call("GET", f"/api/v1/nodes/{installed.node.name}")["status"]
+        return bool(status["allocatable"].get("example.com/zero") == "1")
+
+    installed.kubelet.wait_for("the new resource", offered, 150.0)
+    assert [one["metadata"]["uid"] for one in installed.pods()] == [before["metadata"]["uid"]]
+
+
+def test_each_metric_that_the_alerts_and_the_dashboard_name_is_served(installed: Cluster) -> None:
+    text = installed.node.run("python3", "-c", _SCRAPE)
+    served = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    samples = served | {f"{one}{end}" for one in served for end in ("_total", "_bucket", "_sum", "_count", "_info")}
+    rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
+    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
+    expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = {name for one in expressions for name in re.findall(r"\b(?:nodeplug|process)_\w+", one)}
+    assert named
+    assert named - samples == set()
+
+
+def test_the_api_server_takes_each_plain_manifest_as_it_is_written(installed: Cluster) -> None:
+    for one in yaml.safe_load_all((DEPLOY / "manifests" / "nodeplug.yaml").read_text()):
+        path = f"{PLACES[one['kind']]}/{one['metadata']['name']}"
+        found = installed.api.call(
+            "PATCH",
+            f"{path}?fieldManager=test&force=true&fieldValidation=Strict&dryRun=All",
+            one,
+            content="application/apply-patch+yaml",
+        )
+        assert found["metadata"]["name"] == one["metadata"]["name"]
+
+
+def test_the_plain_manifests_are_what_the_chart_renders(consumer: Callable[[str], Path]) -> None:
+    rendered = subprocess.run(
+        [sys.executable, "-c", _RENDER, str(DEPLOY), str(consumer("helm") / "helm")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert rendered == (DEPLOY / "manifests" / "nodeplug.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("plugin.net=x", "plugin"),
+        ("listen.port=99999", "/listen/port"),
+        ("csi.drivers={nosuch.driver}", "nosuch.driver is no bundled driver"),
+        ("provisioner.enabled=true", "needs a driver in csi.drivers"),
+        ("kubeletDir=relative", "/kubeletDir"),
+    ],
+)
+def test_helm_refuses_values_that_would_do_nothing_or_harm(
+    consumer: Callable[[str], Path], setting: str, told: str
+) -> None:
+    done = subprocess.run(
+        [consumer("helm") / "helm", "template", "nodeplug", str(CHART), "--set", setting],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert told in done.stderr

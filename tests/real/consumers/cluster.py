@@ -97,7 +97,7 @@ class Cluster:
         """
         (pod,) = [one for one in self.pods() if "deletionTimestamp" not in one["metadata"]]
         (state,) = pod["status"]["containerStatuses"]
-        container = state["containerID"].removeprefix("containerd://")
+        container = str(state["containerID"]).removeprefix("containerd://")
         return self.containerd.execute(container, "nodeplug", *arguments)
 
     def wait_for(self, what: str, holds: Callable[[], Any]) -> Any:
