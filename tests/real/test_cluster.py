@@ -1,8 +1,9 @@
 """nodeplug installed in a cluster by helm: its pod makes networks, devices and volumes for others, and is replaced.
 
-Kubelet, containerd, the control plane and helm are the real and current ones; the image is that of deploy/Containerfile.
+Kubelet, containerd, the control plane and helm are the real, current ones; the image is that of deploy/Containerfile.
 """
 
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -174,30 +176,32 @@ def test_a_pod_gets_its_network_a_device_and_volumes_from_the_daemon_in_a_pod(in
 
 
 @contextmanager
-def busy(cluster: Cluster, name: str) -> Iterator[list[str]]:
-    """Let pods with all that the daemon gives come and go; yield what went wrong."""
-    over, wrong, lived = threading.Event(), list[str](), list[str]()
+def busy(cluster: Cluster, name: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Let pods with all that the daemon gives come and go, three at a time; yield those that lived, and what failed."""
+    over, lived, failed = threading.Event(), list[str](), list[str]()
 
-    def live() -> None:
-        while not over.is_set():
-            one = f"{name}-{len(lived)}"
-            lived.append(one)
+    def live(number: int) -> None:
+        for turn in itertools.count():
+            one = f"{name}-{number}-{turn}"
             try:
                 run(cluster, one, limits={RESOURCE: 1}, volumes={"/memory": MEMORY})
                 cluster.kubelet.execute(one, "/bin/ping", "-c", "1", "-W", "5", "10.88.0.1")
                 cluster.kubelet.drop(one)
             except Exception as error:
-                wrong.append(f"{one}: {error}"[:2000])
+                failed.append(f"{one}: {error}"[:2000])
+                return
+            lived.append(one)
+            if over.is_set():
                 return
 
-    living = threading.Thread(target=live)
-    living.start()
-    try:
-        yield wrong
-    finally:
-        over.set()
-        living.join()
-        assert len(lived) > 1
+    with ThreadPoolExecutor(3) as pool:
+        living = [pool.submit(live, number) for number in range(3)]
+        try:
+            yield lived, failed
+        finally:
+            over.set()
+            for one in living:
+                one.result()
 
 
 @contextmanager
@@ -239,12 +243,13 @@ def test_a_rolling_update_under_load_loses_nothing(installed: Cluster, values: P
     container, serving = installed.kubelet.container("reader"), servers(served)
     assert len(serving) == 1
     (before,) = installed.pods()
-    with busy(installed, "busy") as failed, reading(installed, "reader") as missed:
+    with busy(installed, "busy") as (lived, failed), reading(installed, "reader") as missed:
+        installed.wait_for("a pod that has come and gone", lambda: lived or failed)
         after = installed.install(CHART, "image.tag=next", values=[values])
         assert after["metadata"]["uid"] != before["metadata"]["uid"]
         assert after["spec"]["containers"][0]["image"].endswith(":next")
-    assert failed == []
-    assert missed == []
+    assert (failed, missed) == ([], [])
+    assert len(lived) >= 4
     assert servers(served) == serving
     assert installed.kubelet.container("reader") == container
     installed.kubelet.drop("reader")
