@@ -23,7 +23,8 @@ import pytest
 import yaml
 from tests.real.conftest import cached, need
 from tests.real.consumers import PrivateNode, pod
-from tests.real.consumers.cluster import FOLDERS, NAMESPACE, Cluster, open_cluster
+from tests.real.consumers.cluster import FLEXVOLUME, FOLDERS, NAMESPACE, Cluster, open_cluster
+from tests.real.consumers.containerd import BUSYBOX
 
 from nodeplug import PluginError
 from nodeplug.testing import folders
@@ -31,36 +32,15 @@ from nodeplug.testing import folders
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kubelet")]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart"
-RESOURCE = "example.com/null"
-PLUGINS = {
-    "network": '[plugins.bridge]\n[plugins.loopback.config]\nwhere_absent = ["loopback"]\n',
-    "devices": f"""
-[[plugins.hostdev.config.resources]]
-resource = "{RESOURCE}"
-groups = [{{ count = 8, nodes = [{{ path = "/dev/null", container_path = "/dev/null-too" }}] }}]
-""",
-    "volumes": """
-[plugins.loopfile]
-[plugins.tmpfs]
+PAGE = DEPLOY.parent / "docs" / "cluster.md"
+RESOURCE = "example.com/fuse"
+PROGRAM = """
 [plugins.fuse.config]
 check_interval = "500ms"
 [plugins.fuse.config.programs.files]
 command = ["{folder}/bindfs", "-f", "{folder}", "{{mountpoint}}"]
 environment = {{ LD_LIBRARY_PATH = "{folder}" }}
-""",
-}
-NETWORK = {
-    "name": "cluster",
-    "plugins": [
-        {
-            "type": "nodeplug-bridge",
-            "bridge": "nodeplug0",
-            "isDefaultGateway": True,
-            "ipMasq": True,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]]},
-        }
-    ],
-}
+"""
 PLACES = {
     "Namespace": "/api/v1/namespaces",
     "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
@@ -120,17 +100,18 @@ def cluster(
         folders.remove(folder)
 
 
+def documented() -> list[dict[str, Any]]:
+    """Return the YAML of the page: the values, a claim and a pod."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [yaml.safe_load(one) for one in blocks]
+
+
 @pytest.fixture(scope="module")
 def values(cluster: Cluster, served: Path) -> Path:
-    plugins = {name: text.format(folder=served) if "{{" in text else text for name, text in PLUGINS.items()}
-    given = {
-        "plugins": plugins,
-        "network": {"cniVersion": "1.1.0", "list": NETWORK},
-        "csi": {"drivers": ["tmpfs.nodeplug", "loopfile.nodeplug"]},
-        "provisioner": {"enabled": True},
-        "folders": [str(served)],
-        "dashboard": {"enabled": True},
-    }
+    given = documented()[0]
+    given["plugins"]["programs"] = PROGRAM.format(folder=served)
+    given["network"]["cniVersion"] = "1.1.0"
+    given |= {"folders": [str(served)], "dashboard": {"enabled": True}}
     path = cluster.folder / "values.yaml"
     path.write_text(yaml.safe_dump(given))
     return path
@@ -141,7 +122,7 @@ def installed(cluster: Cluster, values: Path) -> Cluster:
     """The chart is installed, and the node has what the daemon offers."""
     try:
         cluster.install(CHART, values=[values])
-        cluster.wait_for("devices", lambda: allocatable(cluster) == 8)
+        cluster.wait_for("devices", lambda: allocatable(cluster) == 100)
     except PluginError as error:
         raise AssertionError(f"{error}\n{cluster.told()}") from error
     return cluster
@@ -163,11 +144,32 @@ def mount_type(cluster: Cluster, name: str, path: str) -> str:
     return next(fields[2] for fields in map(str.split, lines) if fields[1] == path)
 
 
+def test_the_page_installs_what_the_plain_manifests_are_rendered_with() -> None:
+    assert documented()[0] == yaml.safe_load((DEPLOY / "manifests" / "values.yaml").read_text())
+
+
+def test_the_pod_of_the_page_gets_a_device_and_a_volume_that_is_made_for_its_claim(installed: Cluster) -> None:
+    _, claim, shop = documented()
+    claims = "/api/v1/namespaces/default/persistentvolumeclaims"
+    installed.api.call("POST", claims, claim)
+    (container,) = shop["spec"]["containers"]
+    container |= {"image": BUSYBOX, "command": ["/bin/sleep", "1000000"]}
+    installed.kubelet.put({**shop, "spec": {**shop["spec"], "terminationGracePeriodSeconds": 1}})
+    installed.kubelet.running("shop")
+    assert [mount_type(installed, "shop", path) for path in ("/orders", "/cache")] == ["ext4", "tmpfs"]
+    assert "fuse" in installed.kubelet.execute("shop", "/bin/ls", "/dev").split()
+    volumes = "/api/v1/persistentvolumes"
+    assert len(installed.api.call("GET", volumes)["items"]) == 1
+    installed.kubelet.drop("shop")
+    installed.api.call("DELETE", f"{claims}/orders")
+    installed.wait_for("the end of its volume", lambda: not installed.api.call("GET", volumes)["items"])
+
+
 def test_a_pod_gets_its_network_a_device_and_volumes_from_the_daemon_in_a_pod(installed: Cluster) -> None:
     volumes = {"/memory": MEMORY, "/data": DATA, "/fuse": FUSE}
     run(installed, "first", limits={RESOURCE: 1}, volumes=volumes)
     inside = installed.kubelet.execute
-    assert "null-too" in inside("first", "/bin/ls", "/dev").split()
+    assert "fuse" in inside("first", "/bin/ls", "/dev").split()
     assert "10.88.0." in inside("first", "/bin/ip", "address", "show", "eth0")
     inside("first", "/bin/ping", "-c", "1", "-W", "5", "10.88.0.1")
     assert [mount_type(installed, "first", path) for path in ("/memory", "/data")] == ["tmpfs", "ext4"]
@@ -211,7 +213,7 @@ def reading(cluster: Cluster, name: str) -> Iterator[list[str]]:
 
     def look() -> None:
         while not over.is_set():
-            if (count := allocatable(cluster)) != 8:
+            if (count := allocatable(cluster)) != 100:
                 wrong.append(f"{count} devices")
             try:
                 if (text := cluster.kubelet.execute(name, "/bin/cat", "/fuse/hello")) != "world":
@@ -356,3 +358,51 @@ def test_helm_refuses_values_that_would_do_nothing_or_harm(
     )
     assert done.returncode == 1
     assert told in done.stderr
+
+
+def test_uninstalling_waits_for_the_last_pod_and_leaves_no_entrypoint(installed: Cluster, served: Path) -> None:
+    run(installed, "last", limits={RESOURCE: 1}, volumes={"/data": DATA})
+    with pytest.raises(
+        PluginError, match=r"1 networks of containers; 1 mounted volumes; 1 of "
+    ):
+        installed.nodeplug("uninstall", "--unused")
+    installed.kubelet.drop("last")
+
+    def removed() -> bool:
+        with suppress(PluginError):
+            installed.nodeplug("uninstall", "--unused")
+            return True
+        return False
+
+    installed.wait_for("the last word of pods", removed)
+    installed.helm("uninstall", "nodeplug", "--namespace", NAMESPACE, "--wait")
+    for folder in ("/opt/cni/bin", "/etc/cni/net.d", FLEXVOLUME):
+        assert list((installed.node.folder / folder.lstrip("/")).iterdir()) == []
+    installed.wait_for("the end of the pod", lambda: not installed.pods())
+    drivers = installed.api.call("GET", "/apis/storage.k8s.io/v1/csidrivers")["items"]
+    assert [one["metadata"]["name"] for one in drivers] == []
+
+
+def test_without_privileges_a_device_that_need_not_be_opened_is_offered(cluster: Cluster) -> None:
+    device = (
+        'resource = "example.com/plain"\ngroups = [{ count = 3, nodes = [{ path = "/dev/zero", probe = "exists" }] }]'
+    )
+    given = {"privileged": False, "plugins": {"devices": f"[[plugins.hostdev.config.resources]]\n{device}\n"}}
+    values = cluster.folder / "plain.yaml"
+    values.write_text(yaml.safe_dump(given))
+    cluster.install(CHART, values=[values])
+
+    def offered() -> bool:
+        status = cluster.api.call("GET", f"/api/v1/nodes/{cluster.node.name}")["status"]
+        return bool(status["allocatable"].get("example.com/plain") == "3")
+
+    cluster.wait_for("devices", offered)
+    cluster.install(CHART, "image.tag=next", values=[values])
+    cluster.wait_for("devices", offered)
+    plain = pod("plain", "", limits={"example.com/plain": 1})
+    plain["spec"]["hostNetwork"] = True
+    cluster.kubelet.put(plain)
+    cluster.kubelet.running("plain")
+    assert "zero" in cluster.kubelet.execute("plain", "/bin/ls", "/dev").split()
+    cluster.kubelet.drop("plain")
+    cluster.helm("uninstall", "nodeplug", "--namespace", NAMESPACE, "--wait")

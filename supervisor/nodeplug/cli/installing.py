@@ -13,7 +13,7 @@ import typer
 
 from nodeplug.cli.group import read_file, say
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
-from nodeplug.contract.errors import InvalidRequest, PluginError
+from nodeplug.contract.errors import InUse, InvalidRequest, PluginError
 
 if TYPE_CHECKING:
     from nodeplug.config import Reading
@@ -148,19 +148,35 @@ def _loaded(reading: "Reading", *, remove_all: bool) -> "Registry":
     return examined.registry
 
 
-def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False, systemd: StopSystemd = False) -> None:
+def uninstall(
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+    systemd: StopSystemd = False,
+    unused: Annotated[
+        bool,
+        typer.Option(
+            "--unused", help="Only if the daemon knows of no pod that has a network, a volume or a device of it."
+        ),
+    ] = False,
+) -> None:
     """Remove what `install` installed, and nothing else.
 
     A volume driver whose volumes are still mounted is kept, because kubelet unmounts through it: run it again later.
     So is the daemon, with `--systemd`, as long as there is such a driver.
+    A runtime that finds no executable cannot end the networks of its pods: with --unused nothing is removed while there
+    are any, and the exit status is 1. The daemon has to run then.
 
-    Example: `nodeplug uninstall --json`
+    Example: `nodeplug uninstall --unused`
     """
+    from nodeplug.commands import ask_daemon
     from nodeplug.config import load
     from nodeplug.install.deployment import withdraw
 
     if systemd:
         _refuse_root(root)
+    if unused and (used := still_used(ask_daemon(config, root, "status", warn=False))):
+        raise InUse(f"pods use this node, so nothing was removed: {'; '.join(used)}; drain it first")
     report = withdraw(load(config, root).supervisor.paths)
     told: dict[str, Any] = report.as_dict()
     if systemd and report.kept:
@@ -170,6 +186,20 @@ def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False
 
         told = _with(told, stop())
     _show_report(told, as_json=as_json)
+
+
+def still_used(status: Mapping[str, Any]) -> list[str]:
+    """Return what pods have of a node, in words; empty if they have nothing.
+
+    Args:
+        status: of the daemon.
+    """
+    told = [f"{len(status['attachments'])} networks of containers"] * bool(status["attachments"])
+    mounted = sum(len(one["targets"]) for one in status["volumes"])
+    told += [f"{mounted} mounted volumes"] * bool(mounted)
+    told += [f"{one['allocated']} of {one['resource']}" for one in status["resources"] if one["allocated"]]
+    told += [f"{status['spool']} DELs that wait"] * bool(status["spool"])
+    return [*told, *(f"not known: {why}" for why in status["unknown"].values())]
 
 
 def _show_report(report: Mapping[str, Any], *, as_json: bool) -> None:
