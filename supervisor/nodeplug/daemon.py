@@ -306,7 +306,7 @@ class Daemon:
     async def _come_after(self, predecessor: Predecessor) -> None:
         """Tell the daemon before this one that it may go, and do what depends on its end."""
         await self._resources.registered(REGISTRATION_PATIENCE)
-        predecessor.say_serving()
+        predecessor.say_serving(self._resources.sockets())
         if not await predecessor.end(self._handover.kept) and notify.supervised():
             LOG.error(
                 "the daemon before was killed while it handed over: systemd starts another one, which needs the node"

@@ -46,6 +46,8 @@ REGISTERED: Final = 15.0
 """Seconds that it has then to let kubelet register the last known lists."""
 SERVING: Final = 90.0
 """Seconds that it has to start its plugins and recover."""
+ANSWERED: Final = 110.0
+"""Seconds for what kubelet has asked the predecessor after all: as long as a plugin that starts may let it wait."""
 QUIET: Final = 3.0
 """Seconds for which callers wait for the calls of others to end: less than their own patience with a silent daemon."""
 PAUSE: Final = 1.0
@@ -190,12 +192,20 @@ class Handover:
     def _busy(self) -> list[str]:
         hooks = [call for call, _ in self.registry.calls if call.verb not in _POLLS]
         calls = {call.id: call for call in (*hooks, *self.volumes.inside)}
-        return [f"{call.verb} of {call.claim}" for call in calls.values()]
+        devices = [f"{self.resources.asked} requests about devices"] * bool(self.resources.asked)
+        return [*(f"{call.verb} of {call.claim}" for call in calls.values()), *devices]
 
     def _resume(self) -> None:
         self.server.resume()
         self.volumes.release()
         self.extender.release()
+
+    async def _answer_the_last(self, sockets: Mapping[str, str]) -> None:
+        """Let the successor answer what kubelet has asked here since the decision; it had begun before it knew both."""
+        self.resources.move(sockets)
+        until = time.monotonic() + ANSWERED
+        while self.resources.asked and time.monotonic() < until:  # noqa: ASYNC110 - once in a while, for a moment
+            await asyncio.sleep(0.02)
 
     async def leave(self, listener: socket.socket) -> int:
         """Give the node to the successor, and end this process once that serves; return the exit status if it does not.
@@ -210,7 +220,7 @@ class Handover:
             if self._takes_sockets:
                 await successor.leave(self.sockets.lend())
             await successor.hand_over(listener)
-            await successor.word("serving", SERVING)
+            serving = await successor.word("serving", SERVING)
         except TryAgain as error:
             LOG.error("no daemon serves this node now: %s", error)
             successor.kill()
@@ -220,6 +230,7 @@ class Handover:
             listener.close()
         if not await notify.insist(f"MAINPID={successor.pid}"):
             LOG.error("systemd does not take that process %d is the daemon now, and may end it", successor.pid)
+        await self._answer_the_last(serving.get("devices", {}))
         LOG.info("process %d has taken over", successor.pid)
         names = self.resources.socket_names()
         successor.bequeath([*await aside(partial(accepted, names), "connections"), *self.kept.descriptors])

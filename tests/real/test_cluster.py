@@ -362,9 +362,7 @@ def test_helm_refuses_values_that_would_do_nothing_or_harm(
 
 def test_uninstalling_waits_for_the_last_pod_and_leaves_no_entrypoint(installed: Cluster, served: Path) -> None:
     run(installed, "last", limits={RESOURCE: 1}, volumes={"/data": DATA})
-    with pytest.raises(
-        PluginError, match=r"1 networks of containers; 1 mounted volumes; 1 of "
-    ):
+    with pytest.raises(PluginError, match=r"1 networks of containers; 1 mounted volumes; 1 of "):
         installed.nodeplug("uninstall", "--unused")
     installed.kubelet.drop("last")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug.contract.errors import TryAgain
-from nodeplug.process.succession import Kept, Predecessor, Successor
+from nodeplug.process.succession import Kept, Predecessor, Successor, asks
 from nodeplug.testing.waiting import until
 
 MANY = 150
@@ -69,6 +69,43 @@ def test_what_comes_in_several_messages_is_kept_to_the_last() -> None:
         for left, right in pairs:
             left.close()
             right.close()
+        await until_empty(kept)
+
+    asyncio.run(scenario())
+
+
+def frame(kind: int, size: int = 0) -> bytes:
+    """Return a frame of HTTP/2 without flags, on stream 1."""
+    return size.to_bytes(3, "big") + bytes([kind, 0]) + (1).to_bytes(4, "big") + b"x" * size
+
+
+SETTINGS, PING, WINDOW_UPDATE, HEADERS, DATA = frame(4), frame(6, 8), frame(8, 4), frame(1, 40), frame(0, 5)
+
+
+def test_what_http_says_of_itself_is_no_request() -> None:
+    assert not asks(SETTINGS + PING + WINDOW_UPDATE)
+
+
+@pytest.mark.parametrize("data", [HEADERS + DATA, PING + HEADERS, b"no frame", PING + b"\0"])
+def test_a_request_and_what_cannot_be_understood_are_told(data: bytes) -> None:
+    assert asks(data)
+
+
+def test_a_connection_on_which_something_is_asked_is_closed_because_nobody_can_answer() -> None:
+    async def scenario() -> None:
+        kept, pairs = Kept(), [socket.socketpair() for _ in range(2)]
+        for left, _ in pairs:
+            kept.keep(left.detach())
+        (_, asking), (_, quiet) = pairs
+        quiet.sendall(PING)
+        asking.sendall(HEADERS)
+        async with asyncio.timeout(60):
+            while len(kept.descriptors) != 1:
+                await asyncio.sleep(0.01)
+        assert is_open(quiet)
+        assert asking.recv(1) == b""
+        quiet.close()
+        asking.close()
         await until_empty(kept)
 
     asyncio.run(scenario())

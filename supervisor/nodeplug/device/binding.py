@@ -9,6 +9,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeplug.contract.errors import TryAgain
@@ -35,6 +36,8 @@ class Binding:
         why: why none can be had; empty during an exchange, and while one serves.
         unconfirmed: the list is one of an earlier daemon; no plugin has said yet that it still holds.
         trouble: why the plugin could not list lately; empty when it could.
+        leaving: another daemon has the plugin; it answers what kubelet still asks here.
+        asked: requests of kubelet that are not answered yet.
     """
 
     route: "Route | Remembered"
@@ -42,6 +45,10 @@ class Binding:
     why: str = ""
     unconfirmed: bool = False
     trouble: str = ""
+    leaving: bool = False
+    asked: int = 0
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+    _socket: Path | None = None
     _listed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -69,6 +76,29 @@ class Binding:
         """Begin an exchange."""
         self.held = True
         self._listed.clear()
+
+    def leave(self) -> None:
+        """Ask no plugin any more: another daemon takes over."""
+        self.hold()
+        self.leaving = True
+
+    def move(self, socket: Path | None) -> None:
+        """Say where that daemon serves the resource; None: it does not."""
+        self._socket = socket
+        self._moved.set()
+
+    async def elsewhere(self) -> Path:
+        """Wait until another daemon serves, and return its socket.
+
+        Raises:
+            TryAgain: it does not serve the resource.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXCHANGE_PATIENCE):
+                await self._moved.wait()
+        if self._socket is None:
+            raise TryAgain(f"another daemon has taken over, and does not serve {self.resource}")
+        return self._socket
 
     def take_over(self, route: "Route") -> None:
         """End the exchange: another instance serves, which has not listed yet."""

@@ -134,6 +134,19 @@ class ResourceTask:
         """Begin an exchange of the plugin: the streams and the last list stay, requests wait for `take_over`."""
         self._binding.hold()
 
+    def leave(self) -> None:
+        """Keep streams and list, ask no plugin, and let requests wait for `move`."""
+        self._binding.leave()
+
+    def move(self, socket: Path | None) -> None:
+        """Have another daemon answer what kubelet still asks here, at its socket."""
+        self._binding.move(socket)
+
+    @property
+    def asked(self) -> int:
+        """How many requests of kubelet are not answered yet."""
+        return self._binding.asked
+
     def take_over(self, route: "Route") -> None:
         """Go on with another instance, or another plugin: list at once, and register anew only if it must be."""
         self._binding.take_over(route)

@@ -7,7 +7,7 @@ Refuses: lists, sockets, registration (the task's), and plugins' lives.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +155,21 @@ class Resources(ServedDevices):
         """From now on keep every stream open until this process ends, and ask no plugin: another daemon takes over."""
         self._outliving = True
         for task, _ in self._tasks.values():
-            task.hold()
+            task.leave()
+
+    def move(self, sockets: Mapping[str, str]) -> None:
+        """Have another daemon answer what kubelet has asked here meanwhile, at its sockets, by resource."""
+        for name, (task, _) in self._tasks.items():
+            task.move(Path(sockets[name]) if name in sockets else None)
+
+    @property
+    def asked(self) -> int:
+        """How many requests of kubelet are not answered yet: it waits for ever for one whose connection stays open."""
+        return sum(task.asked for task, _ in self._tasks.values())
+
+    def sockets(self) -> dict[str, str]:
+        """Return the paths of the sockets, by resource."""
+        return {status.resource: str(status.socket) for status in self.status() if status.socket is not None}
 
     def register_again(self, reason: str) -> None:
         """Register every resource once more: a daemon that was to take over had registered them, and has failed."""

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import grpc.aio
 
-from nodeplug.contract.errors import PluginError
+from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.values.devices import Grant, ResourceName
 from nodeplug.device import codec
 from nodeplug.device.binding import Binding
@@ -36,6 +36,8 @@ from nodeplug.process.private_socket import Bound, check_socket_path, serve
 
 LOG: Final = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"
+_FORWARD: Final = 100.0
+"""Seconds that another daemon has to answer: as long as it lets a request wait for its plugin."""
 _STOP_GRACE: Final = 1.0
 """Seconds that calls in progress get when a server ends."""
 _NAMES: Final = 3
@@ -242,10 +244,24 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
     ) -> _Answer:
         call = Call(verb, self._binding.claim)
         call.key = f"{self._resource}:{call.id}"
+        self._binding.asked += 1
         try:
+            if self._binding.leaving:
+                return await self._front.serve(call, self._forwarded(verb, request))
             return await self._front.serve(call, work(call, request))
         except PluginError as error:
             await abort(context, error)
+        finally:
+            self._binding.asked -= 1
+
+    async def _forwarded(self, verb: str, request: Any) -> Any:
+        """Have the daemon that takes over answer; kubelet has begun to ask before it knew that one."""
+        path = await self._binding.elsewhere()
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
+                return await getattr(pb_grpc.DevicePluginStub(channel), verb)(request, timeout=_FORWARD)
+        except grpc.aio.AioRpcError as error:
+            raise TryAgain(f"the daemon that has taken over does not answer {verb}: {error.details()}") from error
 
 
 def _named(ids: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ Owns: both ends of the socket between the two, and the start of the successor. T
     successor      ready     kubelet knows its sockets, and it takes those that plugins keep
     predecessor    sockets   those, with their sections and names, as many words as it takes
     predecessor    yours     with the listening socket, when nothing of it writes any more
-    successor      serving   it answers callers, and the predecessor may go
+    successor      serving   it answers callers, kubelet at these sockets, and the predecessor may go
     predecessor    gone      with the connections on which kubelet still listens to it, which must not end
     predecessor    refused   at any time before "yours", to one that somebody else has started: it goes on by itself
 
@@ -44,6 +44,8 @@ TAKEN: Final = 10.0
 _LIMIT: Final = 64 << 10
 _REASON: Final = 500
 _AT_ONCE: Final = 64
+_FRAME: Final = 9
+_HEADERS: Final = 1
 _NAMED: Final = 16
 """Sockets in one word: their names, escaped, are far below the limit."""
 _ITS_OWN: Final = frozenset({"WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
@@ -268,10 +270,10 @@ class Predecessor:
             raise PluginError(f"the daemon that serves keeps its place: {said['why']}")
         return said, descriptors
 
-    def say_serving(self) -> None:
-        """Say that callers are answered here."""
+    def say_serving(self, devices: Mapping[str, str]) -> None:
+        """Say that callers are answered here, and kubelet at these sockets, by resource."""
         with suppress(OSError):
-            self._end.send(_said("serving"))
+            self._end.send(_said("serving", devices=dict(devices)))
 
     async def end(self, kept: "Kept") -> bool:
         """Wait until the predecessor has ended, and keep the connections that it leaves.
@@ -302,7 +304,10 @@ class Predecessor:
 
 
 class Kept:
-    """Connections that earlier daemons have left, open until the other end closes them. Used from the event loop."""
+    """Connections that earlier daemons have left, open until the other end closes them. Used from the event loop.
+
+    One on which there is another request is closed: nobody is left to answer it, and kubelet would wait for ever.
+    """
 
     def __init__(self) -> None:
         self._connections: set[socket.socket] = set()
@@ -321,7 +326,7 @@ class Kept:
 
     def _drain(self, one: socket.socket) -> None:
         try:
-            if one.recv(_LIMIT):
+            if (data := one.recv(_LIMIT)) and not asks(data):
                 return
         except BlockingIOError:
             return
@@ -330,6 +335,16 @@ class Kept:
         asyncio.get_running_loop().remove_reader(one)
         self._connections.discard(one)
         one.close()
+
+
+def asks(data: bytes) -> bool:
+    """Whether these frames of HTTP/2 (RFC 9113, section 4.1) begin a request, or are none."""
+    while len(data) >= _FRAME:
+        size, kind = int.from_bytes(data[:3], "big"), data[3]
+        if kind == _HEADERS:
+            return True
+        data = data[_FRAME + size :]
+    return bool(data)
 
 
 def accepted(names: Iterable[Path]) -> list[int]:

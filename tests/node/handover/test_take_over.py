@@ -6,13 +6,17 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from nodeplug import PluginError
 from nodeplug.exec.client import ask_for_place
+from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
+from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.testing import BlockingKubelet, ScratchNode, namespaces
 from nodeplug.testing.waiting import until
 
@@ -160,3 +164,31 @@ def test_a_probe_tells_whether_the_daemon_is_in_its_own_container(node: ScratchN
     assert node.run("status", "--here").returncode == 0
     elsewhere = [*namespaces.command(network=False), *node.command("status", "--here")]
     assert subprocess.run(elsewhere, check=False).returncode == 3
+
+
+def allocate(path: Path) -> str:
+    """Ask as kubelet does, which waits for ever; return which process has answered."""
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        one = pb.ContainerAllocateRequest(devices_ids=["d0"])
+        answer = pb_grpc.DevicePluginStub(channel).Allocate(pb.AllocateRequest(container_requests=[one]), timeout=60)
+    return str(answer.container_responses[0].envs["PID"])
+
+
+def test_what_kubelet_asks_the_daemon_before_too_late_is_answered_by_the_next_one(
+    node: ScratchNode, start: Start, tmp_path: Path
+) -> None:
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet", keyed_by="resource") as kubelet:
+        first = start("--take-over")
+        kubelet.until_allocatable(RESOURCE, 2)
+        (before,) = [Path(one["socket"]) for one in node.status()["resources"]]
+        assert allocate(before) == str(first.pid)
+        (tmp_path / "hold start").touch()
+        second = start("--take-over")
+        until((tmp_path / "in start").exists)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(allocate, before)
+            with pytest.raises(TimeoutError):
+                asked.result(timeout=0.5)  # nobody can answer yet
+            (tmp_path / "hold start").unlink()
+            assert asked.result() == str(second.pid)
+        until(lambda: stands_by(first))
