@@ -17,7 +17,7 @@ def test_a_node_without_pods_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        ({"attachments": [{}, {}]}, "2 networks of containers"),
+        ({"attachments": [{"container_id": one} for one in ("a", "b", "a")]}, "networks of 2 pods"),
         ({"volumes": [{"targets": ["/a", "/b"]}]}, "2 mounted volumes"),
         ({"resources": [{"resource": "example.com/a", "allocated": 3}]}, "3 of example.com/a"),
         ({"spool": 1}, "1 DELs that wait"),

@@ -194,7 +194,8 @@ def still_used(status: Mapping[str, Any]) -> list[str]:
     Args:
         status: of the daemon.
     """
-    told = [f"{len(status['attachments'])} networks of containers"] * bool(status["attachments"])
+    sandboxes = {one["container_id"] for one in status["attachments"]}
+    told = [f"networks of {len(sandboxes)} pods"] * bool(sandboxes)
     mounted = sum(len(one["targets"]) for one in status["volumes"])
     told += [f"{mounted} mounted volumes"] * bool(mounted)
     told += [f"{one['allocated']} of {one['resource']}" for one in status["resources"] if one["allocated"]]

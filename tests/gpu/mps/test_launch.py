@@ -1,6 +1,7 @@
 """A program with another /dev/shm, wherever it is started: on a node as usual, and in a plain chroot."""
 
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from nodeplug import mount
 from nodeplug.contract.mounts import mounts
 from nodeplug.testing import folders
+from nodeplug.worker.hierarchies import hierarchies
 from nodeplug_gpu.mps import launch
 
 pytestmark = pytest.mark.node
@@ -80,6 +82,20 @@ def test_the_program_takes_the_place_of_its_launcher_with_its_arguments_and_envi
         assert (short_path / "shm/told").read_text() == f"{process.pid} an argument kept\n"
     finally:
         folders.unmount_below(short_path)
+
+
+def test_the_program_is_in_the_cgroups_that_it_is_to_enter() -> None:
+    own = next((one.folder for one in hierarchies().values() if os.access(one.folder, os.W_OK)), None)
+    if own is None:
+        pytest.skip("needs a cgroup hierarchy that can be written")
+    made = own / f"nodeplug-test-{secrets.token_hex(4)}"
+    made.mkdir()
+    try:
+        command = [sys.executable, "-IS", launch.__file__, "", str(made / "cgroup.procs"), "cat", "/proc/self/cgroup"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert f"/{made.name}\n" in said
+    finally:
+        made.rmdir()
 
 
 def test_a_launcher_that_may_not_mount_says_what_it_could_not_do(short_path: Path, other_user: object) -> None:
