@@ -27,7 +27,7 @@ from pydantic_core import PydanticUndefined
 
 import nodeplug.testing
 import pytest_nodeplug
-from nodeplug.config import ExtenderSection, PluginSection, ProvisionerSection, Supervisor
+from nodeplug.config import ExtenderSection, NetworksSection, PluginSection, ProvisionerSection, Supervisor
 from nodeplug.contract import before
 from nodeplug.contract.errors import WIRES, DelegateFailed
 from nodeplug.contract.hookspecs import ANSWERS
@@ -75,6 +75,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "supervisor": lambda: _keys(Supervisor),
         "provisioner": lambda: _keys(ProvisionerSection),
         "extender": lambda: _keys(ExtenderSection),
+        "networks": lambda: _keys(NetworksSection),
         "section": lambda: _keys(PluginSection),
         "plugin": lambda: _keys(find(argument).config_model),
         "errors": _errors,

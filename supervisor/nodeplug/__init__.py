@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nodeplug.contract.cgroups import *
+    from nodeplug.contract.cluster import *
     from nodeplug.contract.errors import *
     from nodeplug.contract.hookspecs import *
     from nodeplug.contract.host import *
@@ -24,6 +25,7 @@ else:
 
     _MODULES = (
         "cgroups",
+        "cluster",
         "errors",
         "hookspecs",
         "host",

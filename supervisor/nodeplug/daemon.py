@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug import first_lists
+from nodeplug.cluster.section import networks_of
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
@@ -163,6 +164,7 @@ class Daemon:
             checkpoint=self._paths.device_plugins / CHECKPOINT,
         )
         node = node_name(supervisor)
+        self._networks = networks_of(self._configuration, self._registry, node, self._paths)
         self._hosts = Hosts(
             node=node,
             boot_id=self._boot_id,
@@ -175,6 +177,7 @@ class Daemon:
             delegation=Delegation(self._registry, visiting=self._runner.visiting),
             cgroups=Cgroups(supervisor.cgroups, supervisor.program_cgroup),
             users=PluginUsers(self._paths, supervisor.plugin_user),
+            networks=self._networks.door,
         )
         self._lifecycle = Lifecycle(
             self._registry,
@@ -238,6 +241,7 @@ class Daemon:
             csi=self._csi,
             provisioner=self._provisioner,
             extender=self._extender,
+            networks=self._networks,
             attachments=self._attachments,
             ledger=self._volumes.ledger,
             spool=self._spool,
@@ -361,6 +365,7 @@ class Daemon:
             "CSINode": self._csi.compare(self._configuration),
             "provisioner": self._provisioner.run(),
             "extender": self._extender.run(),
+            "networks": self._networks.run(),
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),

@@ -15,6 +15,7 @@ from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
 from nodeplug.cni.survivors import survivors
 from nodeplug.config.models import Paths
+from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Journal, file_name
 from nodeplug.contract.values import CniRecord
@@ -52,6 +53,7 @@ class Hosts:
     delegation: Delegation
     cgroups: Cgroups
     users: PluginUsers
+    networks: ClusterNetworks
     sockets: SocketsBySection = field(default_factory=SocketsBySection)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ class Hosts:
             _refresh_health=lambda: self._pass_on(self.registry.want_health, plugin),
             sockets=self.sockets.of(plugin),
             _attachments=lambda: self._attachments(plugin),
+            networks=self.networks,
         )
 
     async def keep(self) -> None:

@@ -24,6 +24,7 @@ from nodeplug_net.dhcp.config import parse_dhcp
 from nodeplug_net.firewall.config import check_firewall
 from nodeplug_net.ipam.config import parse_config
 from nodeplug_net.ipam.static_config import parse_static
+from nodeplug_net.networks.config import parse_conf as parse_networks_conf
 from nodeplug_net.portmap.config import check_portmap
 from nodeplug_net.sbr.config import parse_table
 from nodeplug_net.tuning.config import parse_tuning
@@ -100,6 +101,7 @@ CHAINED: Mapping[str, Callable[[CniRequest], object]] = {
     "nodeplug-tuning": lambda request: parse_tuning(request).files("eth0"),
     "nodeplug-vrf": parse_vrf,
     "nodeplug-firewall": check_firewall,
+    "nodeplug-networks": parse_networks_conf,
 }
 """How plugins read their keys that take no addresses."""
 

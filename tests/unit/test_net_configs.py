@@ -19,6 +19,7 @@ from nodeplug_net.ipam.static import StaticConfig
 from nodeplug_net.ipvlan.plugin import IpvlanConfig
 from nodeplug_net.loopback import LoopbackConfig
 from nodeplug_net.macvlan.plugin import MacvlanConfig
+from nodeplug_net.networks.config import NetworksConfig
 from nodeplug_net.ptp.plugin import PtpConfig
 from nodeplug_net.sbr.plugin import SbrConfig
 from nodeplug_net.tap.plugin import TapConfig
@@ -44,6 +45,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "sbr": SbrConfig,
     "tuning": TuningConfig,
     "vrf": VrfPluginConfig,
+    "networks": NetworksConfig,
 }
 
 

@@ -220,6 +220,14 @@ def extender(row: Mapping[str, Any]) -> RenderableType:
     return table
 
 
+def networks(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show what is not known or done at present of the networks of the cluster."""
+    table = Listing("Networks of the cluster", "ABOUT", "WHY", below=_BELOW)
+    for row in rows:
+        table.add(row["about"], row["problem"])
+    return table
+
+
 def left_by_node(node: str, rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show what a lost node has left, and what becomes of it."""
     table = Listing(f"Left by {node}", "KIND", "NAME", "FATE", "WHY", below=_BELOW)
@@ -249,6 +257,7 @@ def status(answer: Mapping[str, Any], now: float | None = None) -> RenderableTyp
         "csi": csi_drivers,
         "provisioner": provisioner,
         "extender": extender,
+        "networks": networks,
         "attachments": lambda rows: attachments(rows, moment),
         "volumes": volumes,
         "calls": calls,

@@ -98,7 +98,8 @@ class Delegation:
         netns = getattr(request, "netns", None)
         path, descriptors = _reachable(netns)
         env = _environment(verb, request, path)
-        stdin = json.dumps(dict(config)).encode()
+        config = _with_previous(request, config)
+        stdin = json.dumps(config).encode()
         try:
             stdout = self._checked(program, env, stdin, descriptors)
             if verb != "ADD":
@@ -200,6 +201,15 @@ def _environment(verb: str, request: CniRequest, netns: str) -> dict[str, str]:
         "CNI_ARGS": "" if attachment is None else _pairs(attachment) if verb == "DEL" else attachment.args_as_text(),
         "CNI_PATH": ":".join(request.path),
     }
+
+
+def _with_previous(request: CniRequest, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Add `prevResult` to what a foreign plugin is given, unless the configuration has it."""
+    before = request.prev_result if isinstance(request, CniAttachmentRequest) else None
+    if before is None or any(key.lower() == "prevresult" for key in config):
+        return dict(config)
+    version = str(config.get("cniVersion") or request.version)
+    return {**config, "prevResult": results.encode(before, version)}
 
 
 def _pairs(request: CniAttachmentRequest) -> str:

@@ -7,6 +7,7 @@ Refuses: defaults for a plugin's own section (its class validates that), and any
 from nodeplug.config.models import (
     Configuration,
     ExtenderSection,
+    NetworksSection,
     Paths,
     PluginSection,
     ProvisionerSection,
@@ -21,6 +22,7 @@ __all__ = [
     "Configuration",
     "ExtenderSection",
     "Fault",
+    "NetworksSection",
     "Paths",
     "PluginSection",
     "ProvisionerSection",

@@ -314,6 +314,24 @@ class ExtenderSection(_Model):
         return self
 
 
+class NetworksSection(_Model):
+    """`[networks]`: its presence lets the daemon ask the API server which networks there are, and which pods want."""
+
+    enabled: bool = Field(True, description="False keeps the section without anybody asking.")
+    kubeconfig: Path | None = Field(
+        None,
+        description="How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's "
+        "ServiceAccount.",
+    )
+    patience: Seconds = Field(
+        10.0, description="How long an ADD waits for what the API server has to say, before it fails with code 11."
+    )
+    objects: bool = Field(
+        True,
+        description="Follow objects `Network`, too, for which the cluster needs their CustomResourceDefinition.",
+    )
+
+
 class Configuration(_Model):
     """The whole file."""
 
@@ -321,6 +339,7 @@ class Configuration(_Model):
     supervisor: Supervisor = Supervisor()
     provisioner: ProvisionerSection | None = None
     extender: ExtenderSection | None = None
+    networks: NetworksSection | None = None
     plugins: Mapping[str, PluginSection] = Field(default_factory=dict)
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, overload
 
 from nodeplug.contract.cgroups import ProgramCgroups
+from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.errors import NotReady
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.sockets import KeptSockets
@@ -70,6 +71,7 @@ class Host:
         run_dir: the plugin's own folder that does not; exists.
         cgroups: of programs that it starts for containers.
         sockets: that stay open while the plugin, or the daemon, is exchanged.
+        networks: what the cluster says of networks, and is told.
     """
 
     plugin: str
@@ -87,6 +89,7 @@ class Host:
     _refresh_health: Callable[[], None] = lambda: None
     sockets: KeptSockets = field(default_factory=KeptSockets)
     _attachments: Callable[[], Sequence[CniRecord]] = tuple
+    networks: ClusterNetworks = field(default_factory=ClusterNetworks)
 
     def refresh_health(self) -> None:
         """Ask for `health` now instead of at its next turn. Returns at once; many requests become one call."""

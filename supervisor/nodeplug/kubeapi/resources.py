@@ -55,6 +55,12 @@ class Resource:
         return "/" + "/".join(quote(word, safe="") for word in words)
 
 
+def key_of(found: Object) -> str:
+    """Return `namespace/name`, or the name alone."""
+    metadata = found["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}" if metadata.get("namespace") else str(metadata["name"])
+
+
 NODES: Final = Resource("", "v1", "nodes", "Node")
 PODS: Final = Resource("", "v1", "pods", "Pod", namespaced=True)
 EVENTS: Final = Resource("", "v1", "events", "Event", namespaced=True)
@@ -72,3 +78,8 @@ CSI_STORAGE_CAPACITIES: Final = Resource(
 VOLUME_SNAPSHOT_CLASSES: Final = Resource(
     "snapshot.storage.k8s.io", "v1", "volumesnapshotclasses", "VolumeSnapshotClass"
 )
+NETWORK_ATTACHMENT_DEFINITIONS: Final = Resource(
+    "k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition", namespaced=True
+)
+NETWORKS: Final = Resource("nodeplug.io", "v1alpha1", "networks", "Network")
+"""Ours: see `deploy/crds/networks.nodeplug.io.yaml`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
+from nodeplug.cluster.section import NetworksOfCluster
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.spool import Spool
 from nodeplug.config.models import Paths
@@ -52,6 +53,7 @@ class Overview:
     csi: CsiDrivers
     provisioner: Provisioning
     extender: Extending
+    networks: NetworksOfCluster
     attachments: Attachments
     ledger: Ledger
     spool: Spool
@@ -121,6 +123,7 @@ class Overview:
             "csi": self.csi.status(),
             "provisioner": self.provisioner.status(),
             "extender": self.extender.status(),
+            "networks": self.networks.status(),
             "calls": status.calls(self.registry.calls),
             "spool": self.spool.count(),
             "stranded": status.stranded(self.spool.stranded()),

@@ -15,8 +15,8 @@ from nodeplug.contract.values import VolumeCapacity, VolumeRoom
 from nodeplug.csi.codec import options_in
 from nodeplug.csi.driver import Driver
 from nodeplug.kubeapi.client import Client
+from nodeplug.kubeapi.followed import Followed
 from nodeplug.kubeapi.resources import CSI_STORAGE_CAPACITIES, Object
-from nodeplug.provisioner.followed import Followed
 from nodeplug.provisioner.objects import capacity_labels, is_same_room, storage_capacity
 from nodeplug.volumes import provisioning
 

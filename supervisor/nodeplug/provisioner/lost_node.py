@@ -18,6 +18,7 @@ from nodeplug.kubeapi.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     Object,
+    key_of,
 )
 from nodeplug.provisioner import objects
 from nodeplug.provisioner.steps import let_go
@@ -74,7 +75,7 @@ async def forget(client: Client, node: str, *, apply: bool) -> Sequence[Left]:
         if apply:
             with suppress(NotFound):
                 await client.delete(CSI_STORAGE_CAPACITIES, metadata["name"], metadata["namespace"])
-        found.append(Left(CSI_STORAGE_CAPACITIES.kind, objects.key_of(room), gone))
+        found.append(Left(CSI_STORAGE_CAPACITIES.kind, key_of(room), gone))
     return found
 
 
@@ -86,7 +87,7 @@ async def _owner(client: Client, volume: Object) -> str:
     with suppress(NotFound):
         claim = await client.get(PERSISTENT_VOLUME_CLAIMS, reference["name"], reference["namespace"])
         if claim["metadata"]["uid"] == reference.get("uid"):
-            return objects.key_of(claim)
+            return key_of(claim)
     return ""
 
 

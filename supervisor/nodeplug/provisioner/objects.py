@@ -41,21 +41,9 @@ _SECRETS: Final = re.compile(rf"{re.escape(KUBELETS)}[a-z-]+-secret-(name|namesp
 _TEMPLATE: Final = re.compile(r"\$\{([^}]*)\}")
 
 
-def slim(found: Object) -> Object:
-    """Return an object without what nobody here reads and can be long."""
-    metadata = {key: value for key, value in found["metadata"].items() if key != "managedFields"}
-    return {**found, "metadata": metadata}
-
-
 def annotation(found: Object, name: str) -> str:
     """Return an annotation; empty without one."""
     return str((found["metadata"].get("annotations") or {}).get(name, ""))
-
-
-def key_of(found: Object) -> str:
-    """Return `namespace/name`, or the name alone."""
-    metadata = found["metadata"]
-    return f"{metadata['namespace']}/{metadata['name']}" if metadata.get("namespace") else str(metadata["name"])
 
 
 def driver_of(claim: Object) -> str:

@@ -19,12 +19,12 @@ from nodeplug.contract.journal import Journal
 from nodeplug.csi.driver import Driver
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.credentials import Credentials, find
-from nodeplug.kubeapi.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, Object
+from nodeplug.kubeapi.followed import Followed
+from nodeplug.kubeapi.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, Object, key_of
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane
 from nodeplug.provisioner import objects
 from nodeplug.provisioner.capacity import Capacity
-from nodeplug.provisioner.followed import Followed
 from nodeplug.provisioner.steps import Steps
 from nodeplug.provisioner.work import Work
 
@@ -185,7 +185,7 @@ class _Session:
             found = self._claim_of(volume)
             if found is not None and (objects.growth(found, volume) or not objects.is_told(found, volume)):
                 step = partial(self._steps.grow, found, volume, driver)
-                yield _Due(f"size of {objects.key_of(found)}", step, found, "VolumeResizeFailed")
+                yield _Due(f"size of {key_of(found)}", step, found, "VolumeResizeFailed")
 
     def _claim_of(self, volume: Object) -> Object | None:
         reference = volume["spec"].get("claimRef") or {}

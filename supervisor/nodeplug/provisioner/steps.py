@@ -36,6 +36,7 @@ from nodeplug.kubeapi.resources import (
     PERSISTENT_VOLUMES,
     Object,
     Resource,
+    key_of,
 )
 from nodeplug.process.lane import Lane
 from nodeplug.provisioner import objects
@@ -91,7 +92,7 @@ class Steps:
         handle = str(begun.data.get("handle", "")) if begun is not None else ""
         await self._record(wanted, claim, driver, policy, handle)
         try:
-            made = await _make(driver, wanted, "provision", objects.key_of(claim), begun=begun is not None)
+            made = await _make(driver, wanted, "provision", key_of(claim), begun=begun is not None)
         except (Exhausted, NotFound) as error:
             if isinstance(error, NotFound) is not _is_beside_its_source(wanted, driver):
                 raise
@@ -112,7 +113,7 @@ class Steps:
             if not same or objects.is_elsewhere(found, driver.topology):
                 raise
         await self.records.run(lambda: self.journal.remove(wanted.name))
-        LOG.info("claim %s has volume %s of %s", objects.key_of(claim), made.volume_id, driver.name)
+        LOG.info("claim %s has volume %s of %s", key_of(claim), made.volume_id, driver.name)
         await self.tell(claim, "ProvisioningSucceeded", f"volume {wanted.name} is made", warning=False)
 
     async def _source(self, claim: Object, driver: Driver) -> tuple[str, str]:
@@ -271,7 +272,7 @@ class Steps:
             if not refused:
                 await self._mark(claim, objects.resizing(claim, size, "ControllerResizeInProgress"))
             try:
-                about = objects.key_of(claim)
+                about = key_of(claim)
                 grown = await _work(driver, "grow", about, lambda steps: provisioning.expand(steps, handle, size, 0))
             except (InvalidRequest, NotFound):
                 if not refused:
@@ -282,7 +283,7 @@ class Steps:
                 PERSISTENT_VOLUMES, volume["metadata"]["name"], {"spec": {"capacity": {"storage": amount}}}
             )
         await self._mark(claim, objects.resizing(claim, objects.size_of(volume), "NodeResizePending"))
-        LOG.info("volume %s of claim %s has %s", handle, objects.key_of(claim), volume["spec"]["capacity"]["storage"])
+        LOG.info("volume %s of claim %s has %s", handle, key_of(claim), volume["spec"]["capacity"]["storage"])
 
     async def _mark(self, claim: Object, status: Object) -> None:
         metadata = claim["metadata"]

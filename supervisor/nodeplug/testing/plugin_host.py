@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.errors import NotFound
 from nodeplug.contract.host import Delegate, FormerSection, Host
 from nodeplug.contract.journal import Journal
@@ -61,6 +62,7 @@ def host(
     refresh_health: Callable[[], None] | None = None,
     sockets: KeptSockets | None = None,
     attachments: Callable[[], Sequence[CniRecord]] | None = None,
+    networks: ClusterNetworks | None = None,
 ) -> RecordingHost:
     """Build what the daemon gives to a plugin, for a test that constructs the plugin itself.
 
@@ -80,6 +82,7 @@ def host(
         refresh_health: called for each `host.refresh_health()` as well, in the plugin's thread.
         sockets: those of an earlier host, as where only the plugin was exchanged; by default nothing is kept yet.
         attachments: answers `host.attachments()`; by default there are none.
+        networks: answers `host.networks`; by default nothing is known of a cluster.
 
     Raises:
         OSError: the folder cannot be written.
@@ -126,6 +129,7 @@ def host(
         _refresh_health=record_refresh_health,
         sockets=KeptSockets() if sockets is None else sockets,
         _attachments=tuple if attachments is None else attachments,
+        networks=ClusterNetworks() if networks is None else networks,
         refreshed=refreshed,
         delegated=delegated,
         health_refreshed=health_refreshed,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from nodeplug.contract.errors import NotFound, clip
 from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal
+from nodeplug.worker.asked_networks import answer_networks
 from nodeplug.worker.encoding import read_delegated, write_holdings, write_records, write_result
 from nodeplug.worker.wire import Broken, Message
 
@@ -52,6 +53,8 @@ def answer(host: Host, message: Message) -> Message:
             return Message({"op": "answer", **_with_cgroup(host, message)})
         case "sockets":
             return _with_sockets(host, message)
+        case "networks":
+            return Message({"op": "answer", "found": answer_networks(host.networks, message)})
         case "former":
             return Message({"op": "answer", "sections": _former(host)})
         case "delegate":

@@ -22,6 +22,7 @@ from nodeplug.contract.journal import Entry, Journal
 from nodeplug.contract.sockets import KeptSockets
 from nodeplug.contract.tracebacks import traced
 from nodeplug.contract.values import CniRecord, CniRequest, CniResult, Holding, ResourceName
+from nodeplug.worker.asked_networks import AskedNetworks
 from nodeplug.worker.encoding import Stray, read_error, read_holdings, read_records, read_result, write_delegated
 from nodeplug.worker.wire import Broken, Channel, Closed, Control, Message
 
@@ -237,6 +238,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         _refresh_health=refresh_health,
         sockets=AskedSockets(door=door),
         _attachments=attachments,
+        networks=AskedNetworks(door),
     )
 
 

@@ -1,7 +1,7 @@
 """A collection of the API server as it is now.
 
 Owns: a copy of the objects that somebody here wants, kept by a watch.
-Refuses: decisions, and what it does not need of an object.
+Refuses: decisions, and what whoever asks does not need of an object.
 """
 
 import asyncio
@@ -9,9 +9,14 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from nodeplug.kubeapi.client import Client, Listed
-from nodeplug.kubeapi.resources import Object, Resource
+from nodeplug.kubeapi.resources import Object, Resource, key_of
 from nodeplug.kubeapi.watch import Watch
-from nodeplug.provisioner.objects import key_of, slim
+
+
+def slim(found: Object) -> Object:
+    """Return an object without what nobody here reads and can be long."""
+    metadata = {key: value for key, value in found["metadata"].items() if key != "managedFields"}
+    return {**found, "metadata": metadata}
 
 
 class Followed:
@@ -22,6 +27,8 @@ class Followed:
         resource: of which kind.
         wanted: which objects are kept.
         changed: are set at every change of what is kept.
+        kept: what of an object is kept.
+        fields: a field selector, for what the server need not send.
 
     Attributes:
         objects: by `namespace/name`, or name.
@@ -29,13 +36,19 @@ class Followed:
     """
 
     def __init__(
-        self, client: Client, resource: Resource, wanted: Callable[[Object], bool], *changed: asyncio.Event
+        self,
+        client: Client,
+        resource: Resource,
+        wanted: Callable[[Object], bool],
+        *changed: asyncio.Event,
+        kept: Callable[[Object], Object] = slim,
+        fields: str = "",
     ) -> None:
         self.objects: dict[str, Object] = {}
         self.known = False
         self._kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-        self._watch = Watch(client, resource)
-        self._wanted, self._changed = wanted, changed
+        self._watch = Watch(client, resource, fields=fields)
+        self._wanted, self._changed, self._kept = wanted, changed, kept
 
     @property
     def trouble(self) -> str:
@@ -58,4 +71,4 @@ class Followed:
                     event.set()
 
     def _copy(self, found: Object) -> Object:
-        return {**self._kind, **slim(found)}
+        return {**self._kind, **self._kept(found)}

@@ -1,0 +1,1 @@
+"""Further interfaces of pods, by annotations (plugin `networks`)."""

@@ -1,0 +1,139 @@
+"""What plugins ask of the cluster about networks, answered from what is followed, or by the API server within bounds.
+
+Owns: the way from a plugin's thread to the event loop and back, and how long it may take.
+Refuses: pods of other nodes, and any other object: a plugin without rights must not read the cluster by this.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import TimeoutError as Late
+from contextlib import suppress
+from typing import Any, Final
+
+from nodeplug.cluster import objects
+from nodeplug.cluster.conflists import Conflists
+from nodeplug.cluster.definitions import Definitions
+from nodeplug.contract.cluster import ClusterNetworks, ClusterPod, NetworkDefinition
+from nodeplug.contract.errors import NotFound, PluginError, TryAgain
+from nodeplug.kubeapi.client import Bounds, Client
+from nodeplug.kubeapi.resources import NETWORK_ATTACHMENT_DEFINITIONS, PODS, Object, Resource
+from nodeplug.kubeapi.watch import Pauses
+
+_PAUSES: Final = Bounds(pause=0.1, longest_pause=1.0)
+_GRACE: Final = 2.0
+"""Seconds that the event loop may be late."""
+
+
+class Door(ClusterNetworks):
+    """Made on the event loop; any thread asks.
+
+    Args:
+        node: its name in the cluster.
+        patience: seconds that an answer of the API server may take.
+        definitions: those that are known.
+        conflists: of objects `Network`.
+
+    Attributes:
+        client: who asks now; None while there is nobody.
+        trouble: why there is nobody.
+        pods: returns what is followed of a pod, by its key.
+        reported: is told of a report, on the event loop.
+        used: network configurations that have attachments; None if nobody has said.
+        changed: is told on the event loop that `used` has changed.
+    """
+
+    def __init__(self, node: str, patience: float, definitions: Definitions, conflists: Conflists) -> None:
+        self.client: Client | None = None
+        self.trouble = "the API server has not been found yet"
+        self.pods: Callable[[str], Object | None] = lambda _: None
+        self.reported: Callable[[ClusterPod, Sequence[Mapping[str, Any]]], None] = lambda *_: None
+        self.changed: Callable[[], None] = lambda: None
+        self.used: Collection[str] | None = None
+        self._node, self._patience = node, patience
+        self._definitions, self._conflists = definitions, conflists
+        self._loop = asyncio.get_running_loop()
+
+    def pod(self, namespace: str, name: str, uid: str = "") -> ClusterPod:
+        """Return a pod of this node; see `ClusterNetworks`."""
+        followed = self.followed(f"{namespace}/{name}")
+        if followed is not None and objects.is_the_pod(pod := objects.pod_of(followed), uid):
+            return pod
+        about = f"which networks pod {namespace}/{name} wants cannot be read"
+        try:
+            found = self._ask(PODS, namespace, name)
+        except PluginError as error:
+            raise TryAgain(f"{about}: {error.message}") from None
+        pod = objects.pod_of(found)
+        if not objects.is_the_pod(pod, uid):
+            raise TryAgain(f"{about}: the runtime asks for the pod with UID {uid}, and the one of that name is another")
+        if (found.get("spec") or {}).get("nodeName") != self._node:
+            raise TryAgain(f"{about}: it is not on node {self._node}")
+        return pod
+
+    def definition(self, namespace: str, name: str) -> NetworkDefinition:
+        """Return a NetworkAttachmentDefinition; see `ClusterNetworks`."""
+        known = self._definitions.find(namespace, name)
+        if known is not None:
+            return known
+        try:
+            return objects.definition_of(self._ask(NETWORK_ATTACHMENT_DEFINITIONS, namespace, name))
+        except NotFound:
+            raise NotFound(f"there is no NetworkAttachmentDefinition {namespace}/{name}") from None
+        except PluginError as error:
+            raise TryAgain(
+                f"network {namespace}/{name} is not known yet, and cannot be read: {error.message}"
+            ) from None
+
+    def conflist(self, name: str) -> Mapping[str, Any] | None:
+        """Return the configuration list of an object `Network`; see `ClusterNetworks`."""
+        return self._conflists.read(name) if objects.is_name(name) else None
+
+    def report(self, pod: ClusterPod, networks: Sequence[Mapping[str, Any]]) -> None:
+        """Have a pod's network status written; see `ClusterNetworks`."""
+        self._tell(lambda: self.reported(pod, networks))
+
+    def hold(self, names: Collection[str]) -> None:
+        """Say which networks have attachments; see `ClusterNetworks`."""
+        self.used = frozenset(names)
+        self._tell(self._changed)
+
+    def _changed(self) -> None:
+        self.changed()  # whoever listens by now
+
+    def followed(self, key: str) -> Object | None:
+        """Return what is followed of a pod at present, by `namespace/name`."""
+        return self.pods(key)
+
+    def _tell(self, word: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the daemon is ending
+            self._loop.call_soon_threadsafe(word)
+
+    def _ask(self, resource: Resource, namespace: str, name: str) -> Object:
+        """Ask the API server, from a plugin's thread."""
+        asking = self._get(resource, namespace, name)
+        try:
+            future = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        except RuntimeError:
+            asking.close()
+            raise TryAgain("the daemon is ending") from None
+        try:
+            return future.result(self._patience + _GRACE)
+        except Late:
+            future.cancel()
+            raise TryAgain(f"no answer within {self._patience + _GRACE:g} s: the daemon is busy") from None
+
+    async def _get(self, resource: Resource, namespace: str, name: str) -> Object:
+        pauses, last = Pauses(_PAUSES), ""
+        try:
+            async with asyncio.timeout(self._patience):
+                while True:
+                    try:
+                        if self.client is None:
+                            raise TryAgain(self.trouble)
+                        return await self.client.get(resource, name, namespace)
+                    except TryAgain as error:
+                        last = error.message
+                    await asyncio.sleep(pauses.next())
+        except TimeoutError:
+            said = last or "it does not answer"
+            raise TryAgain(f"the API server was asked for {self._patience:g} s: {said}") from None
