@@ -156,7 +156,7 @@ class Verbs:
         return replace(self.host.networks.pod(namespace, name, uid), uid=uid)
 
     def _before(self, request: CniAdd) -> CniResult | None:
-        """Return what this attachment got by an earlier ADD; detach what is left of one that did not end, or is gone."""
+        """Return what an earlier ADD got; detach what is left of one that did not end, or is gone."""
         found = self.records.find(request)
         if found is None:
             return None
