@@ -128,7 +128,11 @@ class Planner:
         if "/" not in name and (found := self._on_node(name, conf)) is not None:
             return found
         (selection,) = parse_networks(name, conf.multus_namespace, "clusterNetwork")
-        return self._defined(selection, conf)
+        try:
+            return self._defined(selection, conf)
+        except NotFound as error:
+            folder = conf.conf_dir or self.folder
+            raise NotFound(f"clusterNetwork: {folder} has no configuration {name!r}, and {error.message}") from None
 
     def _chosen(self, text: str, request: CniAdd, conf: NetworksConf) -> Planned:
         selections = parse_networks(text, conf.multus_namespace, DEFAULT)

@@ -242,3 +242,4 @@ def test_status_fails_where_the_default_network_is_unknown(pods: Pods) -> None:
     with pytest.raises(CniError) as refused:
         pods.status()
     assert refused.value.code == 50
+    assert "has no configuration 'pods', and there is no NetworkAttachmentDefinition" in refused.value.msg
