@@ -177,7 +177,7 @@ class Daemon:
             delegation=Delegation(self._registry, visiting=self._runner.visiting),
             cgroups=Cgroups(supervisor.cgroups, supervisor.program_cgroup),
             users=PluginUsers(self._paths, supervisor.plugin_user),
-            networks=self._networks.door,
+            networks=self._networks.door_of,
         )
         self._lifecycle = Lifecycle(
             self._registry,

@@ -53,7 +53,7 @@ class Hosts:
     delegation: Delegation
     cgroups: Cgroups
     users: PluginUsers
-    networks: ClusterNetworks
+    networks: Callable[[str], ClusterNetworks]
     sockets: SocketsBySection = field(default_factory=SocketsBySection)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Hosts:
             _refresh_health=lambda: self._pass_on(self.registry.want_health, plugin),
             sockets=self.sockets.of(plugin),
             _attachments=lambda: self._attachments(plugin),
-            networks=self.networks,
+            networks=self.networks(plugin),
         )
 
     async def keep(self) -> None:

@@ -44,7 +44,7 @@ def networked(lab: Lab, cluster: ControlPlane) -> Iterator[None]:
     before = path.read_text()
     (folder / "networks").write_text(direct(cluster, prepare(cluster)))
     first = {"type": "nodeplug-networks", "clusterNetwork": json.loads(PUBLISHED.read_text())["name"]}
-    first["capabilities"] = {"io.kubernetes.cri.pod-annotations": True}  # type: ignore[assignment]
+    first["capabilities"] = {"io.kubernetes.cri.pod-annotations": True}
     conflist = folder / "00-networks.conflist"
     conflist.write_text(json.dumps({"cniVersion": "1.0.0", "name": "networks", "plugins": [first]}))
     path.write_text(before + SECTIONS.format(folder=folder, conf=lab.daemon.paths.cni_conf))

@@ -1,5 +1,6 @@
 """What a node makes of an object `Network`, whatever is in it."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from nodeplug import NetworkDefinition, TryAgain
 from nodeplug.cluster import objects
 from nodeplug.cluster.conflists import Conflists, taken_names
 from nodeplug.cluster.definitions import Definitions
+from nodeplug.cluster.door import Door, SectionDoor
 
 BRIDGE = {"type": "nodeplug-bridge", "bridge": "br1"}
 
@@ -140,3 +142,16 @@ def test_a_damaged_file_of_definitions_knows_none(tmp_path: Path, text: str) -> 
     path = tmp_path / "definitions.json"
     path.write_text(text)
     assert Definitions(path).find("a", "b") is None
+
+
+def test_a_network_is_in_use_while_any_section_has_attachments_to_it(tmp_path: Path) -> None:
+    async def story() -> list[frozenset[str] | None]:
+        door = Door("node-1", 1.0, Definitions(tmp_path / "definitions"), Conflists(tmp_path / "conflists"))
+        seen = [door.used]
+        for section, names in (("a", ["blue"]), ("b", ["green"]), ("a", []), ("b", [])):
+            SectionDoor(door, section).hold(names)
+            seen.append(door.used)
+        return seen
+
+    seen = [None if one is None else set(one) for one in asyncio.run(story())]
+    assert seen == [None, {"blue"}, {"blue", "green"}, {"green"}, set()]

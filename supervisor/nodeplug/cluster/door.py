@@ -24,8 +24,8 @@ _GRACE: Final = 2.0
 """Seconds that the event loop may be late."""
 
 
-class Door(ClusterNetworks):
-    """Made on the event loop; any thread asks.
+class Door:
+    """What all plugins ask. Made on the event loop; any thread asks.
 
     Args:
         node: its name in the cluster.
@@ -38,8 +38,7 @@ class Door(ClusterNetworks):
         trouble: why there is nobody.
         pods: returns what is followed of a pod, by its key.
         reported: is told of a report, on the event loop.
-        used: network configurations that have attachments; None if nobody has said.
-        changed: is told on the event loop that `used` has changed.
+        changed: is told of it on the event loop when `used` has changed.
     """
 
     def __init__(self, node: str, patience: float, definitions: Definitions, conflists: Conflists) -> None:
@@ -48,7 +47,7 @@ class Door(ClusterNetworks):
         self.pods: Callable[[str], Object | None] = lambda _: None
         self.reported: Callable[[ClusterPod, Sequence[Mapping[str, Any]]], None] = lambda *_: None
         self.changed: Callable[[], None] = lambda: None
-        self.used: Collection[str] | None = None
+        self._used: dict[str, frozenset[str]] = {}
         self._node, self._patience = node, patience
         self._definitions, self._conflists = definitions, conflists
         self._loop = asyncio.get_running_loop()
@@ -92,10 +91,16 @@ class Door(ClusterNetworks):
         """Have a pod's network status written; see `ClusterNetworks`."""
         self._tell(lambda: self.reported(pod, networks))
 
-    def hold(self, names: Collection[str]) -> None:
-        """Say which networks have attachments; see `ClusterNetworks`."""
-        self.used = frozenset(names)
+    def hold(self, section: str, names: Collection[str]) -> None:
+        """Take down which networks have attachments of a section; see `ClusterNetworks`."""
+        self._used = {**self._used, section: frozenset(names)}
         self._tell(self._changed)
+
+    @property
+    def used(self) -> frozenset[str] | None:
+        """Network configurations that have attachments; None if nobody has said."""
+        said = self._used
+        return frozenset().union(*said.values()) if said else None
 
     def _changed(self) -> None:
         self.changed()  # whoever listens by now
@@ -137,3 +142,35 @@ class Door(ClusterNetworks):
         except TimeoutError:
             said = last or "it does not answer"
             raise TryAgain(f"the API server was asked for {self._patience:g} s: {said}") from None
+
+
+class SectionDoor(ClusterNetworks):
+    """The door, as the plugin of one section has it.
+
+    Args:
+        door: of all.
+        section: its name.
+    """
+
+    def __init__(self, door: Door, section: str) -> None:
+        self._door, self._section = door, section
+
+    def pod(self, namespace: str, name: str, uid: str = "") -> ClusterPod:
+        """Return a pod of this node; see `ClusterNetworks`."""
+        return self._door.pod(namespace, name, uid)
+
+    def definition(self, namespace: str, name: str) -> NetworkDefinition:
+        """Return a NetworkAttachmentDefinition; see `ClusterNetworks`."""
+        return self._door.definition(namespace, name)
+
+    def conflist(self, name: str) -> Mapping[str, Any] | None:
+        """Return the configuration list of an object `Network`; see `ClusterNetworks`."""
+        return self._door.conflist(name)
+
+    def report(self, pod: ClusterPod, networks: Sequence[Mapping[str, Any]]) -> None:
+        """Have a pod's network status written; see `ClusterNetworks`."""
+        self._door.report(pod, networks)
+
+    def hold(self, names: Collection[str]) -> None:
+        """Say which networks have attachments; see `ClusterNetworks`."""
+        self._door.hold(self._section, names)

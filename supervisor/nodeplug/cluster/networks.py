@@ -14,10 +14,11 @@ from typing import Final
 from nodeplug.cluster import objects
 from nodeplug.cluster.conflists import Conflists
 from nodeplug.cluster.definitions import Definitions
-from nodeplug.cluster.door import Door
+from nodeplug.cluster.door import Door, SectionDoor
 from nodeplug.cluster.publishing import Publishing
 from nodeplug.cluster.reports import Reports
 from nodeplug.config import NetworksSection, Paths
+from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.errors import PluginError
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.credentials import Credentials, find
@@ -54,6 +55,10 @@ class Networks:
         self.door.reported = self.reports.add
         self.trouble = ""
         self._session: _Session | None = None
+
+    def door_of(self, section: str) -> ClusterNetworks:
+        """Return what the plugin of a section is given. Any thread."""
+        return SectionDoor(self.door, section)
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""

@@ -84,10 +84,8 @@ class Reports:
                 done, self.trouble = True, ""
             except NotFound:
                 done = True  # it has ended
-            except TryAgain as error:
+            except PluginError as error:  # also one that says no: rights are granted later
                 done = self._missed(key, report, error)
-            except PluginError as error:
-                done = not isinstance(error, Conflict) and self._missed(key, report, error)
             if done and self._waiting.get(key) is report:
                 del self._waiting[key]
             if not done:

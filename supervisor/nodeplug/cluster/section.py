@@ -15,9 +15,8 @@ from nodeplug.hosting.registry import Registry
 class NetworksOfCluster(Protocol):
     """What the daemon needs of it."""
 
-    @property
-    def door(self) -> ClusterNetworks:
-        """What plugins are given."""
+    def door_of(self, section: str) -> ClusterNetworks:
+        """Return what the plugin of a section is given. Any thread."""
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
@@ -29,8 +28,9 @@ class NetworksOfCluster(Protocol):
 class NoNetworks:
     """Asks nobody, and is never at fault."""
 
-    def __init__(self) -> None:
-        self.door = ClusterNetworks()
+    def door_of(self, section: str) -> ClusterNetworks:  # noqa: ARG002 - all are told the same
+        """Return one that knows nothing."""
+        return ClusterNetworks()
 
     async def run(self) -> None:
         """Return at once."""
