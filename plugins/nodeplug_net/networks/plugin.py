@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Example, Host, hookimpl
-from nodeplug_net.networks.config import NetworksConfig
+from nodeplug_net.networks.config import ANNOTATIONS, NetworksConfig
 from nodeplug_net.networks.plan import Planner
 from nodeplug_net.networks.records import Records
 from nodeplug_net.networks.verbs import Verbs
@@ -24,6 +24,8 @@ class Networks:
         "beside": {"bridge": {"config": {"data_dir": "{scratch}/addresses"}}},
         "cni": {
             "type": "nodeplug-networks",
+            # As containerd calls for a pod without annotations: nobody is asked which networks it wants.
+            "runtimeConfig": {ANNOTATIONS: {}},
             "delegates": [
                 {
                     "cniVersion": "1.0.0",

@@ -56,6 +56,7 @@ BUNDLED: Final = (
     "sbr",
     "tuning",
     "firewall",
+    "networks",
     "hostdev",
     "tmpfs",
     "loopfile",
