@@ -81,6 +81,19 @@ def test_an_add_in_another_namespace_at_the_same_path_ends_the_former(pods: Pods
         pods.nothing_left(pod)
 
 
+def test_a_running_pod_keeps_its_networks_when_the_daemon_is_killed(pods: Pods, pod: Sandbox) -> None:
+    define(pods)
+    pods.api.pod("web", {KEY: "blue,other/green"})
+    pods.attach("web", pod)
+    before = _links(pod), pods.held()
+    pods.node.kill()
+    pods.node.start()
+    pods.check("web")
+    assert (_links(pod), pods.held()) == before
+    pods.detach("web", pod)
+    pods.nothing_left(pod)
+
+
 def test_the_names_of_a_list_are_read_as_well(pods: Pods, pod: Sandbox) -> None:
     define(pods)
     pods.api.pod("web", {KEY: "other/green@gr0, blue"})
