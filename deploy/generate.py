@@ -1,4 +1,4 @@
-# ruff: noqa: INP001 - a script beside its outputs, not a package
+
 """Write what the chart repeats of nodeplug, and the plain manifests that the chart renders.
 
 python deploy/generate.py              chart/files/csi.json, from what `nodeplug csi manifests` prints

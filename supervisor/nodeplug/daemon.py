@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug import first_lists
-from nodeplug.cluster.section import networks_of
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
@@ -52,6 +51,7 @@ from nodeplug.hosting.supervision import Supervision
 from nodeplug.hosts import EXTENDER, PROVISIONER, VOLUMES, Hosts
 from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
+from nodeplug.networks.section import networks_of
 from nodeplug.node_labels import NodeLabels
 from nodeplug.observe import logs
 from nodeplug.observe.endpoints import Endpoints

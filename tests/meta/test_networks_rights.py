@@ -8,16 +8,16 @@ from pathlib import Path
 import yaml
 from tests.meta.test_provisioner_rights import VERBS, Right, named
 
-import nodeplug.cluster
+import nodeplug.networks
 from nodeplug.kubeapi.resources import NETWORKS, Resource
 
 ROOT = Path(__file__).parents[2]
-ROOM = Path(next(iter(nodeplug.cluster.__path__)))
+ROOM = Path(next(iter(nodeplug.networks.__path__)))
 
 
 def asked_in(path: Path) -> Iterator[Right]:
     """Group, resource and verb of each request in a module; `_ask` is what the door calls for one object."""
-    module = importlib.import_module(f"nodeplug.cluster.{path.stem}")
+    module = importlib.import_module(f"nodeplug.networks.{path.stem}")
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue

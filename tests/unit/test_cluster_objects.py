@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from nodeplug import NetworkDefinition, TryAgain
-from nodeplug.cluster import objects
-from nodeplug.cluster.conflists import Conflists, taken_names
-from nodeplug.cluster.definitions import Definitions
-from nodeplug.cluster.door import Door, SectionDoor
+from nodeplug.networks import objects
+from nodeplug.networks.conflists import Conflists, taken_names
+from nodeplug.networks.definitions import Definitions
+from nodeplug.networks.door import Door, SectionDoor
 
 BRIDGE = {"type": "nodeplug-bridge", "bridge": "br1"}
 

@@ -47,7 +47,8 @@ def test_the_daemon_loads_nothing_that_acts_its_callers_out() -> None:
 
 
 def test_the_daemon_loads_no_client_of_the_api_server_before_it_has_somebody_to_ask() -> None:
-    assert loaded("import nodeplug.cli, nodeplug.daemon", "nodeplug.kubeapi", "nodeplug.cluster.networks", "yaml") == []
+    theirs = ("nodeplug.kubeapi", "nodeplug.networks.followed", "yaml")
+    assert loaded("import nodeplug.cli, nodeplug.daemon", *theirs) == []
 
 
 def test_the_daemon_loads_nothing_of_scheduler_extenders_before_its_configuration_has_some() -> None:

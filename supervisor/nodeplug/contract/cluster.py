@@ -1,8 +1,8 @@
 """What a plugin may ask of the cluster about networks, and tell it.
 
 Owns: the questions and their answers, and what they say where nobody asks an API server.
-Refuses: to ask one (`nodeplug.cluster` of the daemon does), and any other object: a plugin reads no more of the cluster
-by this than the networks that pods of its node ask for.
+Refuses: to ask one (the daemon's room `networks` does), and any other object: a plugin reads no more of the cluster by
+this than the networks that pods of its node ask for.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
-from nodeplug.cluster.section import NetworksOfCluster
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.spool import Spool
 from nodeplug.config.models import Paths
@@ -24,6 +23,7 @@ from nodeplug.extender.section import Extending
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.install.keeper import Keeper
+from nodeplug.networks.section import NetworksOfCluster
 from nodeplug.node_labels import NodeLabels
 from nodeplug.observe import status
 from nodeplug.observe.processes import Usage, usage

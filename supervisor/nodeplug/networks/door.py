@@ -10,14 +10,14 @@ from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from typing import Any, Final
 
-from nodeplug.cluster import objects
-from nodeplug.cluster.conflists import Conflists
-from nodeplug.cluster.definitions import Definitions
 from nodeplug.contract.cluster import ClusterNetworks, ClusterPod, NetworkDefinition
 from nodeplug.contract.errors import NotFound, PluginError, TryAgain
 from nodeplug.kubeapi.client import Bounds, Client
 from nodeplug.kubeapi.resources import NETWORK_ATTACHMENT_DEFINITIONS, PODS, Object, Resource
 from nodeplug.kubeapi.watch import Pauses
+from nodeplug.networks import objects
+from nodeplug.networks.conflists import Conflists
+from nodeplug.networks.definitions import Definitions
 
 _PAUSES: Final = Bounds(pause=0.1, longest_pause=1.0)
 _GRACE: Final = 2.0

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.cluster import objects
-from nodeplug.cluster.conflists import Conflists, installed, taken_names
-from nodeplug.cluster.objects import Verdict
 from nodeplug.contract.errors import NotFound, PluginError
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.followed import Followed
 from nodeplug.kubeapi.resources import NETWORKS, Object
 from nodeplug.kubeapi.watch import Pauses
+from nodeplug.networks import objects
+from nodeplug.networks.conflists import Conflists, installed, taken_names
+from nodeplug.networks.objects import Verdict
 from nodeplug.process.lane import Lane
 
 LOG: Final = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ def networks_of(configuration: Configuration, registry: Registry, node: str, pat
     if section is None or not section.enabled:
         return NoNetworks()
     named = section.kubeconfig or configuration.kubeconfig
-    from nodeplug.cluster.networks import Networks  # noqa: PLC0415 - only who has the section pays for it
+    from nodeplug.networks.followed import Networks  # noqa: PLC0415 - only who has the section pays for it
 
     def claims() -> Collection[str]:
         return {route.claim.name for route in registry.routes("cni")}

@@ -11,12 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug.cluster import objects
-from nodeplug.cluster.conflists import Conflists
-from nodeplug.cluster.definitions import Definitions
-from nodeplug.cluster.door import Door, SectionDoor
-from nodeplug.cluster.publishing import Publishing
-from nodeplug.cluster.reports import Reports
 from nodeplug.config import NetworksSection, Paths
 from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.errors import PluginError
@@ -24,6 +18,12 @@ from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.credentials import Credentials, find
 from nodeplug.kubeapi.followed import Followed
 from nodeplug.kubeapi.resources import NETWORK_ATTACHMENT_DEFINITIONS, NETWORKS, NODES, PODS, Object
+from nodeplug.networks import objects
+from nodeplug.networks.conflists import Conflists
+from nodeplug.networks.definitions import Definitions
+from nodeplug.networks.door import Door, SectionDoor
+from nodeplug.networks.publishing import Publishing
+from nodeplug.networks.reports import Reports
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nodeplug.cluster.objects import MIRROR, is_the_pod, pod_of
 from nodeplug.contract.cluster import ClusterPod
 from nodeplug.contract.errors import NotFound, PluginError, TryAgain
 from nodeplug.kubeapi.client import Bounds, Client
 from nodeplug.kubeapi.refusals import Conflict
 from nodeplug.kubeapi.resources import PODS, Object
 from nodeplug.kubeapi.watch import Pauses
+from nodeplug.networks.objects import MIRROR, is_the_pod, pod_of
 
 LOG: Final = logging.getLogger(__name__)
 STATUS: Final = "k8s.v1.cni.cncf.io/network-status"
