@@ -1,4 +1,3 @@
-
 """Write what the chart repeats of nodeplug, and the plain manifests that the chart renders.
 
 python deploy/generate.py              chart/files/csi.json, from what `nodeplug csi manifests` prints

@@ -12,12 +12,13 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from types import ModuleType
 from typing import Any, Final
 
-from nodeplug.contract.values import claims, cni, devices, extenders, provisioning, reports, requests, volumes
+from nodeplug.contract.values import claims, cluster, cni, devices, extenders, provisioning, reports, requests, volumes
 
 STYLES: Final[Mapping[str, ModuleType]] = {
     "requests": requests,
     "claims": claims,
     "reports": reports,
+    "cluster": cluster,
     "cni": cni,
     "devices": devices,
     "volumes": volumes,

@@ -27,7 +27,14 @@ from pydantic_core import PydanticUndefined
 
 import nodeplug.testing
 import pytest_nodeplug
-from nodeplug.config import ExtenderSection, NetworksSection, PluginSection, ProvisionerSection, Supervisor
+from nodeplug.config import (
+    ClusterSection,
+    ExtenderSection,
+    NetworksSection,
+    PluginSection,
+    ProvisionerSection,
+    Supervisor,
+)
 from nodeplug.contract import before
 from nodeplug.contract.errors import WIRES, DelegateFailed
 from nodeplug.contract.hookspecs import ANSWERS
@@ -76,6 +83,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "provisioner": lambda: _keys(ProvisionerSection),
         "extender": lambda: _keys(ExtenderSection),
         "networks": lambda: _keys(NetworksSection),
+        "cluster": lambda: _keys(ClusterSection),
         "section": lambda: _keys(PluginSection),
         "plugin": lambda: _keys(find(argument).config_model),
         "errors": _errors,
@@ -214,7 +222,8 @@ def _metrics() -> str:
     plugin = {"name": "example", "state": "running", "quarantined": False, "process": process, "restarts": 0}
     resource = {"resource": "example.com/a", "devices": 1, "healthy": 1, "allocated": 0, "registered": True}
     extender = {"listens": True, "connections": 1, "certificate_expires": 2e9}
-    known = {"plugins": [plugin], "resources": [resource], "extender": extender}
+    cluster = {"requests": 1, "refused": 0, "waiting": 0}
+    known = {"plugins": [plugin], "resources": [resource], "extender": extender, "cluster": cluster}
     metrics.sample({"calls": [], "spool": 0, "stranded": [], **known})
     metrics.reload("applied")
     rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]

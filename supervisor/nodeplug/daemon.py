@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug import first_lists
+from nodeplug.cluster.section import publishing_of
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
@@ -217,6 +218,9 @@ class Daemon:
         self._extender = listener_of(
             self._configuration, self._registry, self._runner, self._hosts.sockets.of(EXTENDER)
         )
+        self._publishing = publishing_of(
+            self._configuration, self._registry, self._runner, node, lambda: self._overview.readiness[1]
+        )
         self._metrics, self._recorder = Metrics(version("nodeplug")), Recorder()
         exported = PluginMetrics(self._metrics.registry)
         self._reports = Reports(self._registry.slots, self._runner, exported.take)
@@ -242,6 +246,7 @@ class Daemon:
             provisioner=self._provisioner,
             extender=self._extender,
             networks=self._networks,
+            publishing=self._publishing,
             attachments=self._attachments,
             ledger=self._volumes.ledger,
             spool=self._spool,
@@ -366,6 +371,7 @@ class Daemon:
             "provisioner": self._provisioner.run(),
             "extender": self._extender.run(),
             "networks": self._networks.run(),
+            "cluster": self._publishing.run(),
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),
@@ -420,6 +426,7 @@ class Daemon:
         outcome = outcome_of(error)
         self._metrics.finished(call, outcome)
         self._recorder.add(call, outcome, error.message if error is not None else "")
+        self._publishing.finished(call, error)
         if call.verb == "Allocate" and error is None:
             self._podresources.soon()
 

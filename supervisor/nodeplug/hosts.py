@@ -80,6 +80,7 @@ class Hosts:
             sockets=self.sockets.of(plugin),
             _attachments=lambda: self._attachments(plugin),
             networks=self.networks(plugin),
+            _refresh_cluster=lambda: self._pass_on(lambda _: self.registry.cluster_news.set(), plugin),
         )
 
     async def keep(self) -> None:

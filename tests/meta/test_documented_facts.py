@@ -99,7 +99,14 @@ def is_documented(key: str, text: str) -> bool:
 
 def test_every_key_of_the_daemon_is_documented() -> None:
     text = (DOCS / "configuration.md").read_text()
-    whole = {"supervisor", "provisioner", "extender", "networks", "plugins"}  # tables with headings of their own
+    whole = {
+        "supervisor",
+        "provisioner",
+        "extender",
+        "networks",
+        "cluster",
+        "plugins",
+    }  # tables with headings of their own
     assert [key for key in keys_of(Configuration) if key not in whole and not is_documented(key, text)] == []
 
 

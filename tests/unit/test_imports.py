@@ -56,6 +56,11 @@ def test_the_daemon_loads_nothing_of_scheduler_extenders_before_its_configuratio
     assert loaded("import nodeplug.cli, nodeplug.daemon", *theirs) == []
 
 
+def test_the_daemon_loads_nothing_that_publishes_before_it_is_asked_for() -> None:
+    found = loaded("import nodeplug.cli, nodeplug.daemon", "nodeplug.cluster")
+    assert sorted(found) == ["nodeplug.cluster", "nodeplug.cluster.section"]
+
+
 def test_the_first_lists_after_a_start_wait_for_no_import_that_they_can_do_without() -> None:
     heavy = ("pydantic", "pluggy", "prometheus_client", "pyroute2", "importlib.metadata", "h11")
     ours = (

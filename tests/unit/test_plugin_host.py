@@ -46,6 +46,13 @@ def test_a_wish_to_be_asked_for_health_is_recorded_and_passed_on(tmp_path: Path)
     assert (len(given.health_refreshed), passed) == (1, ["asked"])
 
 
+def test_a_wish_to_tell_the_cluster_something_new_is_recorded_and_passed_on(tmp_path: Path) -> None:
+    passed: list[str] = []
+    given = host(tmp_path, refresh_cluster=lambda: passed.append("asked"))
+    given.refresh_cluster()
+    assert (len(given.cluster_refreshed), passed) == (1, ["asked"])
+
+
 def test_a_delegate_is_recorded_and_answers(tmp_path: Path) -> None:
     answer = CniResult()
     given = host(tmp_path, delegate=lambda *_: answer)

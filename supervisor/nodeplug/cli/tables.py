@@ -228,6 +228,30 @@ def networks(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
+def published(row: Mapping[str, Any]) -> RenderableType:
+    """Show what was written into the cluster's objects, when, and what is in the way."""
+    at = datetime.fromtimestamp(row["written_at"], tz=UTC).strftime("%m-%d %H:%M:%SZ") if row["written_at"] else "never"
+    table = Listing(f"In the cluster, Node written {at}", "WHAT", "NAME", "VALUE", below=_BELOW)
+    for name, value in row["labels"].items():
+        table.add("label", name, value)
+    for name, size in row["annotations"].items():
+        table.add("annotation", name, f"{size} characters")
+    for name in row["conditions"]:
+        table.add("condition", name, "")
+    for name in row["config_maps"]:
+        table.add("ConfigMap", name, "")
+    events = row["events"]
+    table.add("pods", "annotated", str(row["pods"]))
+    table.add("events", "sent, waiting, lost", f"{events['sent']}, {events['waiting']}, {events['lost']}")
+    for path, who in row["left_to_others"].items():
+        table.add(Text("left to others", style="yellow"), path, who)
+    for one in row["problems"]:
+        table.add(Text("problem", style="red"), one["about"], one["problem"])
+    for one in row["left_out"]:
+        table.add(Text("left out", style="red"), "", one)
+    return table
+
+
 def left_by_node(node: str, rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show what a lost node has left, and what becomes of it."""
     table = Listing(f"Left by {node}", "KIND", "NAME", "FATE", "WHY", below=_BELOW)
@@ -258,6 +282,7 @@ def status(answer: Mapping[str, Any], now: float | None = None) -> RenderableTyp
         "provisioner": provisioner,
         "extender": extender,
         "networks": networks,
+        "cluster": published,
         "attachments": lambda rows: attachments(rows, moment),
         "volumes": volumes,
         "calls": calls,

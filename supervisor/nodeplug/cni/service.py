@@ -27,7 +27,7 @@ from nodeplug.cni.records import Records
 from nodeplug.cni.spool import Spool
 from nodeplug.contract.errors import Ending, NotReady, PluginError, TryAgain
 from nodeplug.contract.netns import Netns
-from nodeplug.contract.values import CniAdd, CniAttachmentRequest, CniClaim, CniDel, CniGc, CniRequest, CniStatus
+from nodeplug.contract.values import CniAdd, CniAttachmentRequest, CniClaim, CniDel, CniGc, CniRequest, CniStatus, Pod
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.hosting.call import Call, caller_is_gone
 from nodeplug.hosting.front import Front
@@ -107,6 +107,7 @@ class CniService:
             return await self._status(request, owned, call)
         route = self.registry.route("cni", frame.name)
         if isinstance(request, CniAdd):
+            call.pod = _pod(request)
             with self._records.adding(_key(request)):
                 await self.spool.settle(_key(request), self.replay)
                 return await self._admitted(route, request, owned, call)
@@ -293,6 +294,13 @@ def _encode(request: CniAdd, result: Any) -> bytes:
             f"plugin {request.claim!r} returned a CniResult that is no CNI result: {error}; "
             "its addresses must be ipaddress values and its numbers int"
         ) from error
+
+
+def _pod(request: CniAdd) -> Pod | None:
+    """Return the pod that a runtime of kubelet names in CNI_ARGS (CNI conventions, "args")."""
+    words = ("NAME", "NAMESPACE", "UID")
+    name, namespace, uid = (request.args.get(f"K8S_POD_{one}", "") for one in words)
+    return Pod(name, namespace, uid) if name and namespace else None
 
 
 def _key(request: CniAttachmentRequest) -> Key:

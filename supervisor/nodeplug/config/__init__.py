@@ -5,6 +5,7 @@ Refuses: defaults for a plugin's own section (its class validates that), and any
 """
 
 from nodeplug.config.models import (
+    ClusterSection,
     Configuration,
     ExtenderSection,
     NetworksSection,
@@ -18,6 +19,7 @@ from nodeplug.config.models import (
 from nodeplug.config.reading import ConfigError, Fault, Reading, load, load_drop_in, read
 
 __all__ = [
+    "ClusterSection",
     "ConfigError",
     "Configuration",
     "ExtenderSection",

@@ -332,6 +332,27 @@ class NetworksSection(_Model):
     )
 
 
+Part = Literal["labels", "annotations", "conditions", "events", "pods", "config-maps"]
+"""What can be published."""
+
+
+class ClusterSection(_Model):
+    """`[cluster]`: its presence lets the daemon say in the cluster's objects what this node has and lacks."""
+
+    enabled: bool = Field(True, description="False keeps the section, and nothing is published.")
+    kubeconfig: Path | None = Field(
+        None,
+        description="How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's "
+        "ServiceAccount.",
+    )
+    publish: tuple[Part, ...] = Field(
+        ("labels", "annotations", "conditions", "events", "pods", "config-maps"),
+        description="What: labels, annotations and conditions of the Node, events, annotations of pods, and ConfigMaps "
+        "about the node.",
+    )
+    resync: Seconds = Field(300.0, description="How often it is looked whether the Node still has what was published.")
+
+
 class Configuration(_Model):
     """The whole file."""
 
@@ -340,6 +361,7 @@ class Configuration(_Model):
     provisioner: ProvisionerSection | None = None
     extender: ExtenderSection | None = None
     networks: NetworksSection | None = None
+    cluster: ClusterSection | None = None
     plugins: Mapping[str, PluginSection] = Field(default_factory=dict)
 
     @property

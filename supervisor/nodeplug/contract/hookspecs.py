@@ -50,6 +50,9 @@ class Contract(Protocol):
     def metrics(self) -> Sequence[v.Metric]:
         """Measure, for Prometheus. Called on a timer, not by the scrape."""
 
+    def cluster_report(self) -> v.ClusterReport:
+        """Say what of the plugin belongs into the cluster's objects of this node. Default: nothing."""
+
     # --- devices (kubelet device plugin v1beta1) ----------------------------------------------------------------
 
     def device_list(self, request: v.DeviceList) -> Sequence[v.Device]:

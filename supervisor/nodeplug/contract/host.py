@@ -90,10 +90,15 @@ class Host:
     sockets: KeptSockets = field(default_factory=KeptSockets)
     _attachments: Callable[[], Sequence[CniRecord]] = tuple
     networks: ClusterNetworks = field(default_factory=ClusterNetworks)
+    _refresh_cluster: Callable[[], None] = lambda: None
 
     def refresh_health(self) -> None:
         """Ask for `health` now instead of at its next turn. Returns at once; many requests become one call."""
         self._refresh_health()
+
+    def refresh_cluster(self) -> None:
+        """Ask for `cluster_report` now instead of at its next turn. Returns at once; many requests become one call."""
+        self._refresh_cluster()
 
     def refresh(self, resource: str) -> None:
         """Ask for a new `device_list` of one resource. Returns at once; many requests become one listing."""

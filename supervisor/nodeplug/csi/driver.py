@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from nodeplug.contract.errors import NotFound, PluginError, TryAgain
-from nodeplug.contract.values import Secrets, VolumeClaim
+from nodeplug.contract.values import Pod, Secrets, VolumeClaim
 from nodeplug.csi import codec
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
@@ -19,6 +19,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.rpc import abort
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Route
+from nodeplug.volumes.callers import pod_of
 from nodeplug.volumes.compose import Steps
 from nodeplug.volumes.routes import at_rest, unclaimed
 from nodeplug.volumes.service import Volumes
@@ -108,10 +109,11 @@ class Driver:
         target: str = "",
         secrets: Secrets | None = None,
         undoing: str = "",
+        pod: Pod | None = None,
     ) -> _T:
         """Run the steps of a call; end it with the status of the error, if there is one."""
         try:
-            return await self.work(verb, work, target=target, secrets=secrets, undoing=undoing)
+            return await self.work(verb, work, target=target, secrets=secrets, undoing=undoing, pod=pod)
         except PluginError as error:
             await abort(context, error)
 
@@ -123,6 +125,7 @@ class Driver:
         target: str = "",
         secrets: Secrets | None = None,
         undoing: str = "",
+        pod: Pod | None = None,
     ) -> _T:
         """Run the steps of a call.
 
@@ -132,6 +135,7 @@ class Driver:
             target: what it is about.
             secrets: are masked in every text about the driver.
             undoing: the hook that a plugin at rest need not have.
+            pod: for whom.
 
         Raises:
             PluginError: what the steps raised.
@@ -140,6 +144,7 @@ class Driver:
         if secrets is not None:
             known.remember(self.claim, target, codec.hidden(secrets))
         call = Call(verb, f"volume:{self.claim}", target, mask=known.mask(self.claim))
+        call.pod = pod_of(pod, target) if pod is not None else None
         return await self._front.serve(call, self._run(call, work, undoing))
 
     async def _run(self, call: Call, work: Callable[[Steps], _T], undoing: str) -> _T:

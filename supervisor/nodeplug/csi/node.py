@@ -52,6 +52,7 @@ class _Node(pb_grpc.NodeServicer):
             lambda steps: volume.publish(steps, wanted),
             target=wanted.target_path,
             secrets=wanted.secrets,
+            pod=wanted.pod,
         )
         return pb.NodePublishVolumeResponse()
 

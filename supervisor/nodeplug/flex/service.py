@@ -37,6 +37,7 @@ from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.hosting.slot import Route
+from nodeplug.volumes.callers import pod_of
 from nodeplug.volumes.compose import Steps
 from nodeplug.volumes.routes import NOBODY, at_rest, unclaimed
 from nodeplug.volumes.service import Volumes
@@ -87,7 +88,9 @@ class FlexService:
         command = codec.decode(frame.argv)
         options = getattr(command, "options", None)
         if isinstance(options, cmd.VolumeOptions):
-            self.volumes.known.remember(driver, getattr(command, "target", ""), options.secrets)
+            target = getattr(command, "target", "")
+            self.volumes.known.remember(driver, target, options.secrets)
+            call.pod = pod_of(options.pod, target)
         call.mask = self.volumes.known.mask(driver)  # an error may contain secrets of its other volumes, too
         route = self._route(driver, command)
         _refuse_lacking(route, command)

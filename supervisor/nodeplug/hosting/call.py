@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nodeplug.contract.values.requests import Request
+
+if TYPE_CHECKING:
+    from nodeplug.contract.values import Pod
 
 
 def new_request_id() -> str:
@@ -35,6 +38,7 @@ class Call:
         started: `time.monotonic()` at arrival.
         mask: hides secrets in any text about the request.
         stderr: what foreign programs wrote, to be passed on to the caller of an exec protocol.
+        pod: for whom, where its caller has said so and nobody else could have.
     """
 
     verb: str
@@ -46,6 +50,7 @@ class Call:
     started: float = field(default_factory=time.monotonic)
     mask: Callable[[str], str] = str
     stderr: bytearray = field(default_factory=bytearray)
+    pod: "Pod | None" = None
 
     @property
     def age(self) -> float:

@@ -46,6 +46,7 @@ class Registry:
         order: of the sections in the configuration.
         health_wanted: sections whose plugins want to be asked for their health now.
         health_news: set while there are such.
+        cluster_news: set when a plugin has something new to say to the cluster.
         ended: every section is forgotten, because the daemon ends.
     """
 
@@ -53,6 +54,7 @@ class Registry:
     order: tuple[str, ...] = ()
     health_wanted: set[str] = field(default_factory=set)
     health_news: asyncio.Event = field(default_factory=asyncio.Event)
+    cluster_news: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
     _known: dict[str, Slot] = field(default_factory=dict)
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)

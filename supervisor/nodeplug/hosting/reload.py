@@ -19,6 +19,7 @@ from nodeplug.process import notify
 from nodeplug.process.aside import aside
 
 LOG: Final = logging.getLogger(__name__)
+_RELOADED: Final = frozenset({"version", "plugins"})
 READ_PATIENCE: Final = 10.0
 """Seconds that reading the files may take: a filesystem may hang."""
 _SETTLE: Final = 0.2
@@ -108,7 +109,7 @@ class Reloader:
         self.error = ""
         wanted = new.configuration
         present = self.reading.configuration
-        fixed = {"supervisor": present.supervisor, "provisioner": present.provisioner, "extender": present.extender}
+        fixed = {name: getattr(present, name) for name in type(present).model_fields if name not in _RELOADED}
         for name, part in fixed.items():
             if getattr(wanted, name) != part:
                 LOG.warning("[%s] changed: that takes effect when the daemon is restarted", name)

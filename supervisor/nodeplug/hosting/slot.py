@@ -36,7 +36,7 @@ LONG_LIFE: Final = 120.0
 """Seconds after which the end of a process counts as the first one."""
 OVERDUE_LIMIT: Final = 4
 """How many overdue calls quarantine a plugin; the first that returns lifts the quarantine."""
-ASIDES: Final = frozenset({"inspect", "metrics", "volume_stats"})
+ASIDES: Final = frozenset({"inspect", "metrics", "cluster_report", "volume_stats"})
 """Hooks whose overdue calls do not count for quarantine: each has one key, and no caller of a plugin needs them."""
 DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "claims": 60,  # loading as a whole: the import, the constructor and claims()
@@ -46,6 +46,7 @@ DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "health": 5,
     "inspect": 5,
     "metrics": 5,
+    "cluster_report": 5,
     "device_list": 30,
     "device_allocate": 10,
     "device_prefer": 5,

@@ -15,7 +15,7 @@ from nodeplug.hosting.call import Call
 from nodeplug.worker.encoding import Stray
 
 LOG: Final = logging.getLogger(__name__)
-_TIMED: Final = frozenset({"device_list", "device_released", "health", "metrics"})
+_TIMED: Final = frozenset({"device_list", "device_released", "health", "metrics", "cluster_report"})
 _PLACES: Final = 20
 """Innermost frames that distinguish faults."""
 

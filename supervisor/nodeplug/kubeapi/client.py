@@ -1,4 +1,4 @@
-"""The verbs of the API: get, list, create, update, patch, delete.
+"""The verbs of the API: get, list, create, update, patch, apply, delete.
 
 Owns: a few connections that are used again, how many requests there are at once, how long one may take, and asking
 again where that is safe: what only reads, and what the server wants to be asked later (Retry-After).
@@ -34,6 +34,8 @@ _METHODS: Final = {
 }
 JSON: Final = "application/json"
 PATCHES: Final = {"merge": "application/merge-patch+json", "json": "application/json-patch+json"}
+APPLY: Final = "application/apply-patch+yaml"
+"""Of a server-side apply, whose body may be JSON, since that is YAML."""
 _PATIENCE_FOR_NAMES: Final = 10.0
 _IDLE: Final = 60.0
 """Seconds after which a connection is not used again: the server closes it at 90 (k8s.io/apiserver, IdleTimeout), and
@@ -184,6 +186,37 @@ class Client:
         """
         form: Literal["merge", "json"] = "merge" if isinstance(patch, Mapping) else "json"
         return await self._object(Asked("patch", resource, namespace, name, part), body=patch, form=PATCHES[form])
+
+    async def apply(
+        self,
+        resource: Resource,
+        applied: Mapping[str, Any],
+        manager: str,
+        namespace: str = "",
+        part: str = "",
+        *,
+        force: bool = False,
+    ) -> Object:
+        """Have an object contain these fields, and of those that this manager alone applied before no others.
+
+        An object that is not there is created, unless `applied` has a `metadata.uid` (Kubernetes API concepts,
+        "Server-Side Apply").
+
+        Args:
+            resource: of which kind.
+            applied: the fields, with `metadata.name`.
+            manager: who applies.
+            namespace: of the object.
+            part: a subresource, such as `status`.
+            force: take fields that others have set to another value.
+
+        Raises:
+            FieldConflict: others have set fields to another value, and nothing was changed.
+            Conflict: `applied` has the uid of another object, or of one that is gone.
+        """
+        asked = Asked("patch", resource, namespace, str(applied["metadata"]["name"]), part)
+        query = {"fieldManager": manager, "force": "true" if force else ""}
+        return await self._object(asked, query, body=_complete(resource, applied), form=APPLY)
 
     async def delete(
         self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", resource_version: str = ""

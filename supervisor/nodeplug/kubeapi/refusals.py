@@ -7,6 +7,7 @@ Source: k8s.io/apimachinery/pkg/apis/meta/v1, `Status` and `StatusReason`.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,6 +19,7 @@ from nodeplug.kubeapi.resources import SECRETS, Resource
 _SHOWN: Final = 1000
 _FAULTS: Final = 500
 """From this status on, a failure is the server's."""
+_MANAGER: Final = re.compile(r'conflict with "([^"]*)"')
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -31,6 +33,19 @@ class Forbidden(PluginError):
 
 class Conflict(TryAgain):
     """The object has changed since it was read, or a precondition does not hold: read it again and decide anew."""
+
+
+class FieldConflict(Conflict):
+    """Others have set fields that were to be applied (server-side apply).
+
+    Args:
+        message: the reason.
+        fields: who has each, by its path, such as `.metadata.labels.example.com/a`.
+    """
+
+    def __init__(self, message: str, *, fields: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 class Expired(TryAgain):
@@ -108,6 +123,8 @@ def refusal(asked: Asked, code: int, headers: Mapping[str, str], body: bytes) ->
     if code == HTTPStatus.FORBIDDEN and reason in {None, "", "Forbidden"}:
         return Forbidden(f"{said}; if a rule is missing, bind whoever asks to a {asked.rule}")
     if code == HTTPStatus.CONFLICT:
+        if fields := _owned_by_others(status):
+            return FieldConflict(said, fields=fields)
         return AlreadyExists(said) if reason == "AlreadyExists" else Conflict(said)
     if code == HTTPStatus.TOO_MANY_REQUESTS:
         return TooManyRequests(said, retry_after=retry_after(code, headers) or 1.0)
@@ -121,6 +138,18 @@ _REFUSALS: Final[Mapping[int, Callable[[str], PluginError]]] = {
     HTTPStatus.GATEWAY_TIMEOUT: Uncertain,
 }
 """By status; 504 is also what the API server says of a write that it may have done."""
+
+
+def _owned_by_others(status: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return who has each field that is in the way of an apply (managedfields/internal/conflict.go)."""
+    details = status.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    fields: dict[str, str] = {}
+    for cause in causes if isinstance(causes, list) else ():
+        if isinstance(cause, dict) and cause.get("reason") == "FieldManagerConflict":
+            manager = _MANAGER.search(str(cause.get("message", "")))
+            fields[str(cause.get("field", ""))] = manager[1] if manager is not None else "somebody else"
+    return fields
 
 
 def status_in(body: bytes) -> Mapping[str, Any]:

@@ -64,6 +64,9 @@ def key_of(found: Object) -> str:
 NODES: Final = Resource("", "v1", "nodes", "Node")
 PODS: Final = Resource("", "v1", "pods", "Pod", namespaced=True)
 EVENTS: Final = Resource("", "v1", "events", "Event", namespaced=True)
+REPORTED_EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event", namespaced=True)
+"""The same objects as `EVENTS`, with a series and a note."""
+CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap", namespaced=True)
 SECRETS: Final = Resource("", "v1", "secrets", "Secret", namespaced=True)
 NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace")
 SERVICE_ACCOUNTS: Final = Resource("", "v1", "serviceaccounts", "ServiceAccount", namespaced=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, disable_created_metrics
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nodeplug.contract.errors import WIRES, PluginError
@@ -59,6 +59,12 @@ _BY_RESOURCE: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
     ("devices_healthy", "Devices that the plugin lists as healthy.", lambda row: row["healthy"]),
     ("devices_allocated", "Devices that containers hold.", lambda row: row["allocated"]),
     ("resource_registered", "1 when kubelet knows the resource.", lambda row: row["registered"]),
+)
+_Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+_CLUSTER: Final[tuple[tuple[str, str, _Kind, str], ...]] = (
+    ("cluster_requests", "Requests to the API server to publish something.", CounterMetricFamily, "requests"),
+    ("cluster_refused", "Those that were refused or not answered.", CounterMetricFamily, "refused"),
+    ("cluster_waiting", "What waits to be published.", GaugeMetricFamily, "waiting"),
 )
 
 
@@ -139,8 +145,8 @@ class Metrics(Collector):
         """Store the status for the gauges (see `nodeplug.observe.status` for its shape)."""
         self._status = status
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges of the last status."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield what the last status has."""
         status = self._status
         for name, text, value in _GAUGES:
             yield GaugeMetricFamily(f"nodeplug_{name}", text, value=value(status))
@@ -159,3 +165,6 @@ class Metrics(Collector):
         for name, text, known in _BY_EXTENDER:
             number = known(extender) if extender is not None else None
             yield GaugeMetricFamily(f"nodeplug_{name}", text, value=number)  # of None there is no sample
+        cluster = status.get("cluster")
+        for name, text, kind, key in _CLUSTER:
+            yield kind(f"nodeplug_{name}", text, value=cluster[key] if cluster is not None else None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
+from nodeplug.cluster.section import Publishing
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.spool import Spool
 from nodeplug.config.models import Paths
@@ -54,6 +55,7 @@ class Overview:
     provisioner: Provisioning
     extender: Extending
     networks: NetworksOfCluster
+    publishing: Publishing
     attachments: Attachments
     ledger: Ledger
     spool: Spool
@@ -124,6 +126,7 @@ class Overview:
             "provisioner": self.provisioner.status(),
             "extender": self.extender.status(),
             "networks": self.networks.status(),
+            "cluster": self.publishing.status(),
             "calls": status.calls(self.registry.calls),
             "spool": self.spool.count(),
             "stranded": status.stranded(self.spool.stranded()),

@@ -42,11 +42,13 @@ class RecordingHost(Host):
         refreshed: the resources of each `host.refresh(...)`, in order.
         delegated: each `host.delegate(...)`, in order.
         health_refreshed: a moment for each `host.refresh_health()`, as of time.monotonic(3).
+        cluster_refreshed: the same for `host.refresh_cluster()`.
     """
 
     refreshed: list[ResourceName] = field(default_factory=list)
     delegated: list[Delegated] = field(default_factory=list)
     health_refreshed: list[float] = field(default_factory=list)
+    cluster_refreshed: list[float] = field(default_factory=list)
 
 
 def host(
@@ -63,6 +65,7 @@ def host(
     sockets: KeptSockets | None = None,
     attachments: Callable[[], Sequence[CniRecord]] | None = None,
     networks: ClusterNetworks | None = None,
+    refresh_cluster: Callable[[], None] | None = None,
 ) -> RecordingHost:
     """Build what the daemon gives to a plugin, for a test that constructs the plugin itself.
 
@@ -83,6 +86,7 @@ def host(
         sockets: those of an earlier host, as where only the plugin was exchanged; by default nothing is kept yet.
         attachments: answers `host.attachments()`; by default there are none.
         networks: answers `host.networks`; by default nothing is known of a cluster.
+        refresh_cluster: called for each `host.refresh_cluster()` as well, in the plugin's thread.
 
     Raises:
         OSError: the folder cannot be written.
@@ -96,11 +100,7 @@ def host(
             refresh(resource)
 
     health_refreshed: list[float] = []
-
-    def record_refresh_health() -> None:
-        health_refreshed.append(time.monotonic())
-        if refresh_health is not None:
-            refresh_health()
+    cluster_refreshed: list[float] = []
 
     def record_delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
         delegated.append(Delegated(request, plugin_type, config))
@@ -126,11 +126,24 @@ def host(
         _delegate=record_delegate,
         _holders=known_holders,
         _former=lambda: [FormerSection(one.journal, one.state_dir, one.run_dir) for one in former],
-        _refresh_health=record_refresh_health,
+        _refresh_health=_recording(health_refreshed, refresh_health),
         sockets=KeptSockets() if sockets is None else sockets,
         _attachments=tuple if attachments is None else attachments,
         networks=ClusterNetworks() if networks is None else networks,
+        _refresh_cluster=_recording(cluster_refreshed, refresh_cluster),
         refreshed=refreshed,
         delegated=delegated,
         health_refreshed=health_refreshed,
+        cluster_refreshed=cluster_refreshed,
     )
+
+
+def _recording(moments: list[float], also: Callable[[], None] | None) -> Callable[[], None]:
+    """Return what notes the moment of each call of it, and calls something else as well."""
+
+    def record() -> None:
+        moments.append(time.monotonic())
+        if also is not None:
+            also()
+
+    return record

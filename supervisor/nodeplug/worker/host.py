@@ -200,6 +200,10 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         with suppress(Closed):  # as above
             door.control.send({"op": "refresh health"})
 
+    def refresh_cluster() -> None:
+        with suppress(Closed):  # as above
+            door.control.send({"op": "refresh cluster"})
+
     def delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
         descriptors: list[int] = []
         cls, body = write_delegated(request, descriptors)
@@ -239,6 +243,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         sockets=AskedSockets(door=door),
         _attachments=attachments,
         networks=AskedNetworks(door),
+        _refresh_cluster=refresh_cluster,
     )
 
 

@@ -275,6 +275,8 @@ class Worker:
                 self._host.refresh(message.text("resource"))
             case "refresh health" if self._host is not None:
                 self._host.refresh_health()
+            case "refresh cluster" if self._host is not None:
+                self._host.refresh_cluster()
             case "ask" if len(message.descriptors) == 1 and self._host is not None:
                 channel = Channel.adopt(message.descriptors.pop())
                 threading.Thread(target=self._ask, args=(channel,), name=f"asked by {self.name}", daemon=True).start()

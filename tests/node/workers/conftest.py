@@ -88,6 +88,7 @@ class Guests:
     folder: Path
     refreshed: list[str] = field(default_factory=list)
     health_refreshed: list[str] = field(default_factory=list)
+    cluster_refreshed: list[str] = field(default_factory=list)
     _keys: Iterator[int] = field(default_factory=lambda: iter(range(1 << 30)))
 
     def section(self, uses: str = GUEST, deadline: float = 60.0, load: float = 60.0, **more: Any) -> PluginSection:
@@ -186,13 +187,18 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
                 attachments=attachments,
             )
             healths: list[str] = []
+            clusters: list[str] = []
 
             def given(name: str) -> n.Host:
-                return make_host(plugin=name, refresh_health=lambda: healths.append(name))
+                return make_host(
+                    plugin=name,
+                    refresh_health=lambda: healths.append(name),
+                    refresh_cluster=lambda: clusters.append(name),
+                )
 
             lifecycle = Lifecycle(registry, runner, given, cgroups=cgroups or Cgroups(False))
             own = n.Netns.current()
-            guests = Guests(lifecycle, own, tmp_path, refreshed, healths)
+            guests = Guests(lifecycle, own, tmp_path, refreshed, healths, clusters)
             before, others = open_files(), children()
             try:
                 await story(guests)

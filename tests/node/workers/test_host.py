@@ -47,7 +47,7 @@ def test_a_host_does_in_a_process_what_it_does_in_a_thread(
             (record,) = [one for one in caplog.records if one.getMessage() == f"asking {where}"]
             assert record.plugin == "guest"  # type: ignore[attr-defined]
         assert guests.refreshed == ["example.com/thing", "example.com/thing"]
-        assert guests.health_refreshed == ["guest", "guest"]
+        assert guests.health_refreshed == guests.cluster_refreshed == ["guest", "guest"]
 
     play(story)
 

@@ -293,6 +293,7 @@ class Asker(Guest):
         host.log.warning("asking %s", where)
         host.refresh("example.com/thing")
         host.refresh_health()
+        host.refresh_cluster()
         written = host.journal.write(where, phase="asked", data={"a": [1, None]}, request={"b": "\udcff"})
         host.journal.write("other", phase="asked")
         told: dict[str, Any] = {

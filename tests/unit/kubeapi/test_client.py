@@ -13,9 +13,18 @@ from nodeplug import AlreadyExists, InvalidRequest, NotFound, PluginError
 from nodeplug.contract.errors import DeadlineExceeded, TryAgain, Uncertain
 from nodeplug.kubeapi.access import Access
 from nodeplug.kubeapi.client import Client
-from nodeplug.kubeapi.refusals import Conflict, Expired, Forbidden, TooManyRequests, Unauthorized, Unreachable
+from nodeplug.kubeapi.refusals import (
+    Conflict,
+    Expired,
+    FieldConflict,
+    Forbidden,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+)
 from nodeplug.kubeapi.resources import (
     CSI_STORAGE_CAPACITIES,
+    NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
@@ -99,6 +108,28 @@ def test_a_patch_says_of_which_kind_it_is(patch: Any, form: str) -> None:
     _, server = run(lambda client: client.patch(PERSISTENT_VOLUMES, "a", patch), respond(200, {}))
     assert server.asked[0].headers["content-type"] == form
     assert server.asked[0].json == patch
+
+
+def test_an_apply_says_who_applies_and_nothing_is_forced() -> None:
+    _, server = run(lambda c: c.apply(NODES, {"metadata": {"name": "n"}}, "me", part="status"), respond(200, {}))
+    assert lines(server) == ["PATCH /api/v1/nodes/n/status?fieldManager=me HTTP/1.1"]
+    assert server.asked[0].headers["content-type"] == "application/apply-patch+yaml"
+    assert server.asked[0].json == {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}
+
+
+def test_fields_of_others_are_told_by_path_and_manager() -> None:
+    causes = [
+        {
+            "reason": "FieldManagerConflict",
+            "message": 'conflict with "kubectl" using v1',
+            "field": ".metadata.labels.a/b",
+        },
+        {"reason": "FieldManagerConflict", "message": "conflict", "field": ".spec.x"},
+    ]
+    body = {"kind": "Status", "reason": "Conflict", "message": "Apply failed", "details": {"causes": causes}}
+    error, _ = run(lambda c: c.apply(NODES, {"metadata": {"name": "n"}}, "me"), respond(409, body))
+    assert isinstance(error, FieldConflict)
+    assert error.fields == {".metadata.labels.a/b": "kubectl", ".spec.x": "somebody else"}
 
 
 def test_a_deletion_can_be_that_of_one_very_object() -> None:

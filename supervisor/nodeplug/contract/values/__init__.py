@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nodeplug.contract.values.claims import *
+    from nodeplug.contract.values.cluster import *
     from nodeplug.contract.values.cni import *
     from nodeplug.contract.values.devices import *
     from nodeplug.contract.values.extenders import *
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 else:
     from nodeplug.contract.late import late
 
-    _MODULES = ("claims", "cni", "devices", "extenders", "provisioning", "reports", "requests", "volumes")
+    _MODULES = ("claims", "cluster", "cni", "devices", "extenders", "provisioning", "reports", "requests", "volumes")
     __getattr__ = late(globals(), [f"nodeplug.contract.values.{one}" for one in _MODULES])
 
     def __dir__() -> list[str]:
