@@ -213,6 +213,12 @@ class Allocations:
         with self._lock:
             return sum(one.card == uuid and name in names for (name, _), one in self._pending.items())
 
+    @property
+    def pending(self) -> bool:
+        """Whether anything is pending."""
+        with self._lock:
+            return bool(self._pending)
+
     def pending_of(self, resource: str) -> int:
         """Return how many ids of a resource are pending."""
         with self._lock:

@@ -113,6 +113,8 @@ class Snapshot:
         processes: of all cards; empty unless running, because a pid may have been reused by now.
         unreadable: a sentence for each card or MIG instance that the driver counts and that could not be read, such as
             a card that was lost before this driver process started, or one without a UUID.
+        cuda_version: 1000 times the major and 10 times the minor version of CUDA that the driver has; 0 if unknown.
+        mig_capable: some card has a MIG mode, on or off.
         taken: when, on the monotonic clock.
         generation: counts the starts of the driver process: a change means that the driver was loaded again.
     """
@@ -126,6 +128,8 @@ class Snapshot:
     taken: float = 0.0
     generation: int = 0
     unreadable: tuple[str, ...] = ()
+    cuda_version: int = 0
+    mig_capable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

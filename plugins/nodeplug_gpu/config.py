@@ -254,6 +254,17 @@ class GpuConfig(_Model):
     )
     health: Health = Field(default_factory=Health, description="When a card becomes unhealthy.")
     simulated: tuple[SimulatedCard, ...] = Field((), description="Cards of the driver `simulated`.")
+    gpushare: bool = Field(
+        False,
+        description="With [cluster]: write the annotations of pods and the ConfigMap of unhealthy cards that "
+        "gpushare's extender and `kubectl inspect gpushare` read.",
+    )
+
+    @model_validator(mode="after")
+    def _gpushare_knows_one_resource(self) -> Self:
+        if self.gpushare and not any(one.resource == "aliyun.com/gpu-mem" for one in self.resources):
+            raise ValueError("`gpushare` is about the resource aliyun.com/gpu-mem, and no entry of `resources` has it")
+        return self
 
     @model_validator(mode="after")
     def _simulated_cards_belong_to_their_driver(self) -> Self:

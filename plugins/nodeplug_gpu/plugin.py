@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from nodeplug import (
     Claim,
+    ClusterReport,
     Device,
     DeviceAllocate,
     DeviceClaim,
@@ -32,6 +33,7 @@ from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuEvent, Snapshot, Uuid
 from nodeplug_gpu.cdi import CdiSpecs
+from nodeplug_gpu.cluster import ClusterView
 from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.process import NvmlDriver
@@ -47,6 +49,8 @@ _START_TIMEOUT: Final = 5.0
 """Seconds that start waits for the driver, so that the first list is complete and a conflict is refused there."""
 _RESTART_TIMEOUT: Final = 40.0
 """The same where a predecessor advertised cards, whose pods may be admitted again, or another instance still serves."""
+_PENDING_POLL: Final = 1.0
+"""Seconds between two updates while something was allocated that kubelet has not reported."""
 CARDS: Final = ExclusiveClaim(
     "nvidia-gpus", advice="one section has the cards: put the `resources` of both into it, and remove the other"
 )
@@ -95,6 +99,7 @@ class Gpu:
         self._driver = _driver(config, host)
         memory = {entry.resource: entry for entry in config.resources if isinstance(entry, Memory)}
         self._overuse = OveruseWatch(memory, host)
+        self._cluster = ClusterView(config, self._tracker, self._overuse, host.node_name)
         self._reconcilers: Sequence[Reconciler] = (self._cdi, self._mps, self._overuse)
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
         self._driver_answered = threading.Event()
@@ -219,6 +224,17 @@ class Gpu:
         """Return the metrics of cards and containers."""
         return report.metrics(self._config, self._tracker, self._overuse)
 
+    @hookimpl
+    def cluster_report(self) -> ClusterReport:
+        """Report what is free, labels, and what gpushare's tools read.
+
+        Raises:
+            NotReady: it is not known yet; what was reported before stays.
+        """
+        if self._cluster.latest is None:
+            raise NotReady("it is not known yet which cards are here and who holds them")
+        return self._cluster.latest
+
     def _not_ready_reason(self, entry: Resource, uuid: Uuid) -> str:
         return self._cdi.not_ready_reason(entry, uuid) or self._mps.not_ready_reason(entry, uuid)
 
@@ -236,7 +252,9 @@ class Gpu:
 
     def _run(self, ended: threading.Event) -> None:
         while True:
-            self._wake.wait(self._config.poll)
+            # Kubelet reports a grant within a second or two, and what is free is to be told then.
+            pending = self._tracker.allocations.pending
+            self._wake.wait(min(self._config.poll, _PENDING_POLL) if pending else self._config.poll)
             self._wake.clear()
             if ended.is_set():
                 return
@@ -259,6 +277,8 @@ class Gpu:
                     self._host.refresh(name)
         for reconciler in self._reconcilers:
             self._reconcile(reconciler, after)
+        if self._cluster.update():
+            self._host.refresh_cluster()
         if after.snapshot.state != "starting" and not self._cdi.pending(after):
             self._updated.set()
 

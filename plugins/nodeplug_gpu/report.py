@@ -68,7 +68,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
     inventory, card = tracker.inventory, member.card
     condition = inventory.conditions[card.uuid]
     telemetry = inventory.snapshot.telemetry.get(card.uuid)
-    allocations = _allocations(inventory, entry, card.uuid)
+    allocations = allocations_of(inventory, entry, card.uuid)
     sharing = tracker.sharings.get(entry.resource)
     return {
         "uuid": card.uuid,
@@ -91,7 +91,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "unconfirmed_units": tracker.allocations.pending_of_card(card.uuid, resource_names(entry)),
         "instances": [_instance(sharing, inventory.pools[entry.resource], one, allocations) for one in card.instances],
         "containers": [
-            _container(one, overuse.usage.get((one.container, card.uuid)), _in_units(tracker, entry, member, one))
+            _container(one, overuse.usage.get((one.container, card.uuid)), in_units(tracker, entry, member, one))
             for one in sorted(allocations, key=lambda one: one.container)
         ],
         "unallocated_containers": [
@@ -102,7 +102,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
     }
 
 
-def _allocations(inventory: Inventory, entry: Resource, uuid: Uuid) -> Sequence[Allocation]:
+def allocations_of(inventory: Inventory, entry: Resource, uuid: Uuid) -> Sequence[Allocation]:
     """Return what is allocated of a card under a name of an entry, or under one that is no longer advertised."""
     names = resource_names(entry)
     return [
@@ -115,12 +115,12 @@ def _allocated_units(tracker: InventoryTracker, entry: Resource, member: PoolMem
     inventory, uuid = tracker.inventory, member.card.uuid
     if inventory.allocations_unknown:
         return None
-    reported = sum(_in_units(tracker, entry, member, one) for one in _allocations(inventory, entry, uuid))
+    reported = sum(in_units(tracker, entry, member, one) for one in allocations_of(inventory, entry, uuid))
     pending = tracker.allocations.pending_of_card(uuid, resource_names(entry))
     return min(reported, units(tracker, entry, member)) + pending
 
 
-def _in_units(tracker: InventoryTracker, entry: Resource, member: PoolMember, one: Allocation) -> int:
+def in_units(tracker: InventoryTracker, entry: Resource, member: PoolMember, one: Allocation) -> int:
     """Return an allocation in current units: a card that is allocated in another way counts as a whole."""
     sharing = tracker.sharings.get(entry.resource)
     if one.orphaned is None:

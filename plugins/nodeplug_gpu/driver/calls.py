@@ -20,6 +20,7 @@ SYMBOLS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "nvmlInitWithFlags": "nvmlInitWithFlags",
         "nvmlSystemGetDriverVersion": "nvmlSystemGetDriverVersion",
+        "nvmlSystemGetCudaDriverVersion_v2": "nvmlSystemGetCudaDriverVersion_v2",
         "nvmlDeviceGetCount_v2": "nvmlDeviceGetCount",
         "nvmlDeviceGetHandleByIndex_v2": "nvmlDeviceGetHandleByIndex",
         "nvmlDeviceGetUUID": "nvmlDeviceGetUUID",

@@ -33,6 +33,7 @@ from nodeplug_gpu.driver.wire import PollResult
 
 _MAX_CARDS: Final = 256
 _MAX_INSTANCES: Final = 64
+_MAX_CUDA: Final = 1_000_000
 _MEMORY: Final = range(1 << 20, (1 << 46) + 1)
 """Plausible sizes of a card, in bytes: 1 MiB to 64 TiB."""
 _MAX_PID: Final = 1 << 22
@@ -60,6 +61,7 @@ class _Found:
     processes: list[GpuProcess] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     handles: list[tuple[int, Uuid, Handle]] = field(default_factory=list)
+    mig_capable: bool = False
 
 
 class Reader:
@@ -97,6 +99,7 @@ class Reader:
         """
         found = _Found()
         version = text(self._optional("", "nvmlSystemGetDriverVersion"))
+        cuda = self._optional(0, "nvmlSystemGetCudaDriverVersion_v2")
         count = self._count()
         for index in range(count):
             if index not in self._skip:
@@ -113,6 +116,8 @@ class Reader:
             processes=tuple(found.processes),
             taken=time.monotonic(),
             unreadable=tuple(found.unreadable),
+            cuda_version=cuda if 0 <= cuda < _MAX_CUDA else 0,
+            mig_capable=found.mig_capable,
         )
 
     def _count(self) -> int:
@@ -150,7 +155,9 @@ class Reader:
         known = self._known.get(uuid)
         memory, used = self._memory(handle)
         card = replace(known, index=index, memory=memory) if known else self._identity(index, uuid, handle, memory)
-        mode = self._optional([0, 0], "nvmlDeviceGetMigMode", handle)
+        mode = self._optional(None, "nvmlDeviceGetMigMode", handle)
+        found.mig_capable |= mode is not None
+        mode = [0, 0] if mode is None else mode
         instances = self._instances(handle, card, found) if mode[0] == 1 else ()
         card = replace(card, mig=mode[0] == 1, instances=instances)
         recovery, ecc = self._fields(handle)

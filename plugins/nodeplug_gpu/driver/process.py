@@ -220,6 +220,8 @@ class NvmlDriver:
                     taken=frame.taken,
                     generation=self._generation,
                     unreadable=frame.unreadable,
+                    cuda_version=frame.cuda_version,
+                    mig_capable=frame.mig_capable,
                 )
             )
         elif isinstance(frame, PollResult):

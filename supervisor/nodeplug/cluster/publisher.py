@@ -185,8 +185,10 @@ class Publisher:
         """Ask plugins, for ever, whatever becomes of the answers."""
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_PATIENCE):
-                while not self._reports.settled:  # noqa: ASYNC110 - nobody tells when all have started
+                await self._reports.collect()
+                while not self._reports.settled:
                     await asyncio.sleep(DEBOUNCE)
+                    await self._reports.collect()
         news = self.registry.cluster_news
         while True:
             news.clear()

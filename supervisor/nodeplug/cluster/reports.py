@@ -35,8 +35,14 @@ class ClusterReports:
 
     @property
     def settled(self) -> bool:
-        """Whether no section is still at its first start: then what is missing is not missing for long."""
-        return not any(slot.state == "starting" for slot in self.registry.slots.values())
+        """Whether no section is at its first start, and each plugin that has the hook has reported once."""
+        slots = self.registry.slots.items()
+        starting = any(slot.state == "starting" for _, slot in slots)
+        silent = any(
+            slot.state == "running" and HOOK in slot.instance.hooks and name not in self._reports
+            for name, slot in slots
+        )
+        return not starting and not silent
 
     async def collect(self) -> Mapping[str, ClusterReport]:
         """Return the reports in force, by section, in the order of the configuration."""

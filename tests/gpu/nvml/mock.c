@@ -21,7 +21,8 @@ enum { CARDS = 64, PARTS = 8, PROCESSES = 16, EVENTS = 64, CRASH = 0xdead, HANG 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10 };
 
 #define SYMBOLS(X) \
-    X(nvmlInitWithFlags) X(nvmlSystemGetDriverVersion) X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
+    X(nvmlInitWithFlags) X(nvmlSystemGetDriverVersion) X(nvmlSystemGetCudaDriverVersion_v2) \
+    X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
     X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMinorNumber) X(nvmlDeviceGetPciInfo_v3) \
     X(nvmlDeviceGetCudaComputeCapability) X(nvmlDeviceGetMemoryInfo_v2) X(nvmlDeviceGetMemoryInfo) \
     X(nvmlDeviceGetFieldValues) X(nvmlDeviceGetMigMode) X(nvmlDeviceGetMaxMigDeviceCount) \
@@ -110,6 +111,11 @@ u32 nvmlInitWithFlags(u32 flags) {
 u32 nvmlSystemGetDriverVersion(char *text, u32 size) {
     ENTER(nvmlSystemGetDriverVersion, NULL);
     snprintf(text, size, "%s", state->version);
+    return OK;
+}
+u32 nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    ENTER(nvmlSystemGetCudaDriverVersion_v2, NULL);
+    *version = 12080;
     return OK;
 }
 u32 nvmlDeviceGetCount_v2(u32 *count) {

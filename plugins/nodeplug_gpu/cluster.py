@@ -1,0 +1,169 @@
+"""What of the cards the cluster is to know: what is free, labels, warnings, and what gpushare's tools look for.
+
+Owns: one report from what is known at one moment, and the number that tells a later one.
+Refuses: to guess: while kubelet does not say who holds what, there is no report, and the last one stays in force.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from nodeplug import ClusterReport, NodeConfigMap, PodReport, PodWarning
+from nodeplug.fields import show_quantity
+from nodeplug_gpu import gpushare_objects, report
+from nodeplug_gpu.allocations import Container
+from nodeplug_gpu.config import GpuConfig, Memory
+from nodeplug_gpu.free_memory import FreeCard, FreeMemory, PodName, annotation_of, encode
+from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.labels import labels
+from nodeplug_gpu.overuse import OveruseWatch
+from nodeplug_gpu.pool import PoolMember
+from nodeplug_gpu.sharing.memory import MemorySharing
+from nodeplug_gpu.tracker import InventoryTracker
+
+_NOBODY: Final = "?"
+"""The namespace of a holder of which kubelet has told the uid alone."""
+
+
+@dataclass(slots=True)
+class ClusterView:
+    """Makes reports, in the thread that updates the inventory; `latest` may be read by any.
+
+    Attributes:
+        config: of the section.
+        tracker: has the inventory.
+        overuse: knows who uses too much.
+        node: the node's name in the cluster.
+        latest: the report in force; None before the first.
+    """
+
+    config: GpuConfig
+    tracker: InventoryTracker
+    overuse: OveruseWatch
+    node: str
+    latest: ClusterReport | None = None
+    _known: dict[str, FreeMemory] = field(default_factory=dict)
+    _since: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def update(self) -> bool:
+        """Make a report of what is known now; return whether it says something new."""
+        inventory = self.tracker.inventory
+        if inventory.snapshot.state == "starting" or inventory.allocations_unknown:
+            return False
+        hangs = inventory.snapshot.state == "failed" and self.latest is not None  # its cards are still there
+        made = ClusterReport(
+            labels=self.latest.labels if hangs and self.latest else labels(inventory.snapshot, self.config),
+            annotations={annotation_of(one.resource): encode(one) for one in self._free()},
+            pods=tuple(self._pods()),
+            config_maps=tuple(self._config_maps()),
+        )
+        before, self.latest = self.latest, made
+        return made != before
+
+    # --- what is free
+
+    def _free(self) -> Iterator[FreeMemory]:
+        for entry in self.config.resources:
+            sharing = self.tracker.sharings.get(entry.resource)
+            if not isinstance(entry, Memory) or not isinstance(sharing, MemorySharing):
+                continue
+            members = self.tracker.inventory.members_of(entry.resource)
+            cards = [self._card(entry, sharing, member) for member in members]
+            found = FreeMemory(
+                entry.resource,
+                0,
+                sharing.unit,
+                entry.policy,
+                tuple(sorted(cards, key=lambda one: (one.minor, one.key))),
+                tuple(sorted(set(self._holders(entry)))),
+            )
+            known = self._known.get(entry.resource)
+            if known is None or replace(known, seq=0) != found:
+                # The time in milliseconds is larger than any number of a daemon before this one.
+                seq = max(int(time.time() * 1000), known.seq + 1 if known is not None else 0)
+                known = self._known[entry.resource] = replace(found, seq=seq)
+            yield known
+
+    def _card(self, entry: Memory, sharing: MemorySharing, member: PoolMember) -> FreeCard:
+        card, units = member.card, sharing.units(member)
+        held: set[str] = set()
+        more = 0
+        for one in report.allocations_of(self.tracker.inventory, entry, card.uuid):
+            if one.orphaned is None:
+                held.update(one.ids)  # several containers of a pod may hold the same ones
+            else:
+                more += report.in_units(self.tracker, entry, member, one)
+        free = max(units - len(held) - more, 0)
+        return FreeCard(card_key(card.uuid), card.uuid, card.minor, units, free, member.healthy)
+
+    def _holders(self, entry: Memory) -> Iterator[PodName]:
+        """Yield the pods whose units are counted as held; not those that kubelet has not reported yet."""
+        for member in self.tracker.inventory.members_of(entry.resource):
+            for one in report.allocations_of(self.tracker.inventory, entry, member.card.uuid):
+                if one.container.pod:
+                    yield PodName(one.container.namespace or _NOBODY, one.container.pod)
+
+    # --- pods
+
+    def _pods(self) -> Iterator[PodReport]:
+        warnings: dict[tuple[str, str], list[PodWarning]] = {}
+        for (container, uuid), one in sorted(self.overuse.usage.items(), key=lambda item: item[0]):
+            if one.warned is not None:
+                warning = _unallocated(container, uuid, one.used)
+                if not one.unallocated:
+                    warning = _overused(container, uuid, one.used, one.allocated_bytes or 0)
+                warnings.setdefault((container.namespace, container.pod), []).append(warning)
+        annotated = self._annotated()
+        for namespace, pod in sorted(warnings.keys() | annotated.keys()):
+            annotations, defaults = annotated.get((namespace, pod), ({}, {}))
+            yield PodReport(
+                namespace=namespace,
+                name=pod,
+                annotations=annotations,
+                defaults=defaults,
+                warnings=tuple(warnings.get((namespace, pod), ())),
+            )
+
+    def _annotated(self) -> Mapping[tuple[str, str], tuple[Mapping[str, str], Mapping[str, str]]]:
+        entry = gpushare_objects.entry_of(self.config)
+        if entry is None:
+            return {}
+        members = self.tracker.inventory.members_of(entry.resource)
+        sharing = self.tracker.sharings.get(entry.resource)
+        if not isinstance(sharing, MemorySharing):
+            return {}
+        held = [
+            gpushare_objects.Held(one.container, member.card.minor, sharing.units(member), frozenset(one.ids))
+            for member in members
+            for one in report.allocations_of(self.tracker.inventory, entry, member.card.uuid)
+            if one.orphaned is None and one.container.pod and one.container.namespace not in {"", _NOBODY}
+        ]
+        pods = {(one.container.namespace, one.container.pod) for one in held}
+        now = int(time.time() * 1e9)
+        self._since = {pod: self._since.get(pod, now) for pod in pods}
+        return gpushare_objects.annotations(held, self._since)
+
+    def _config_maps(self) -> Iterator[NodeConfigMap]:
+        entry = gpushare_objects.entry_of(self.config)
+        if entry is not None:
+            members = self.tracker.inventory.members_of(entry.resource)
+            minors = sorted(member.card.minor for member in members if not member.healthy)
+            yield gpushare_objects.unhealthy(self.node, minors)
+
+
+def _overused(container: Container, uuid: str, used: int, allocated: int) -> PodWarning:
+    return PodWarning(
+        "GpuMemoryOverused",
+        f"container {container.name} uses {show_quantity(used)} of {uuid} and was allocated "
+        f"{show_quantity(allocated)}: its neighbours may run out of memory; give the container more units, or limit it "
+        "with mps",
+    )
+
+
+def _unallocated(container: Container, uuid: str, used: int) -> PodWarning:
+    return PodWarning(
+        "GpuUsedWithoutAllocation",
+        f"container {container.name} uses {show_quantity(used)} of {uuid}, and kubelet reports no allocation of it: "
+        "does its pod or image set NVIDIA_VISIBLE_DEVICES?",
+    )
