@@ -1,12 +1,16 @@
 """What this node publishes, in a real API server: fields of ours alone, whatever others do meanwhile."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.real.consumers import ControlPlane
+from tests.real.consumers.control_plane import KUBELETS
 
 from nodeplug import NodeCondition, NodeConfigMap, NotFound, PluginError, PodReport
 from nodeplug.cluster.desired import Desired
@@ -15,6 +19,7 @@ from nodeplug.cluster.events import Events
 from nodeplug.cluster.node_object import NodeObject
 from nodeplug.cluster.other_objects import ConfigMaps, PodAnnotations
 from nodeplug.cluster.requests import Budget, Count, Requests
+from nodeplug.kubeapi.access import Access, Material
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.credentials import Credentials, find
 
@@ -106,9 +111,9 @@ def test_a_label_that_somebody_else_has_set_is_left_to_them(run: Run, cluster: C
 def test_a_condition_that_somebody_else_has_set_is_left_to_them(run: Run, cluster: ControlPlane) -> None:
     make_node(cluster, "observed")
     node = NodeObject("observed", 0)
-    found = cluster.call("GET", f"{NODES}/observed")
-    found["status"]["conditions"] = [{"type": WORN.type, "status": "False", "reason": "Fine", "message": "all is well"}]
-    cluster.call("PUT", f"{NODES}/observed/status?fieldManager=detector", found)
+    fine = {"type": WORN.type, "status": "False", "reason": "Fine", "message": "all is well"}
+    path = f"{NODES}/observed/status?fieldManager=detector"
+    cluster.call("PATCH", path, {"status": {"conditions": [fine]}}, content=MERGE)
     run(lambda requests: node.bring(Desired(FIRST.labels, {}, {WORN.type: WORN}), requests))
     assert ours(cluster, "observed") == [("example.com/Worn", "False", "all is well")]
     assert set(node.left.values()) == {"detector"}
@@ -155,6 +160,43 @@ def test_nothing_is_written_while_nothing_changes(run: Run, cluster: ControlPlan
         return first, requests.count.requests
 
     assert run(work) == (3, 3)
+
+
+def test_kubelets_own_identity_is_enough_for_its_node_and_for_events(cluster: ControlPlane) -> None:
+    make_node(cluster, KUBELETS)
+    access = Access(
+        cluster.server, authority=Material(file=cluster.authority), token=cluster.kubelet_token, source="kubelet"
+    )
+    events = Events(KUBELETS)
+    events.add(Happening(Subject("Node", KUBELETS, "", KUBELETS), "DevicesNotAllocated", "Allocate", "no card fits"))
+
+    async def go() -> None:
+        async with Client(Credentials(access)) as client:
+            requests = Requests(client, Budget(100, 0.001), Count())
+            await NodeObject(KUBELETS, 300).bring(Desired(FIRST.labels, {}, {WORN.type: WORN}), requests)
+            await until(events, requests, lambda: events.waiting == 0)
+
+    with cluster.node.netns.entered():
+        asyncio.run(go())
+    assert labels(cluster, KUBELETS) == FIRST.labels
+    assert ours(cluster, KUBELETS) == [("example.com/Worn", "True", "the disk wears out")]
+    assert len(told(cluster, KUBELETS)) == 1
+    assert events.trouble == ""
+
+
+def test_uninstall_withdraws_what_was_published(run: Run, cluster: ControlPlane, tmp_path: Path) -> None:
+    make_node(cluster, "leaving", mine="x")
+    run(lambda requests: NodeObject("leaving", 300).bring(Desired(FIRST.labels, {}, {WORN.type: WORN}), requests))
+    path = tmp_path / "nodeplug.toml"
+    path.write_text(
+        f'version = 1\n[supervisor]\nnode_name = "leaving"\n[cluster]\nkubeconfig = "{cluster.folder}/kubeconfig"\n'
+    )
+    place = ["--config", str(path), "--root", str(tmp_path)]
+    command = cluster.node.command(sys.executable, "-m", "nodeplug", "uninstall", *place)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "removed from the cluster: labels and annotations of node leaving" in done.stderr
+    assert labels(cluster, "leaving") == {"mine": "x"}
+    assert ours(cluster, "leaving") == []
 
 
 # --- pods and ConfigMaps

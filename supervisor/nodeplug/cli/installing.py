@@ -16,7 +16,7 @@ from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
 from nodeplug.contract.errors import InUse, InvalidRequest, PluginError
 
 if TYPE_CHECKING:
-    from nodeplug.config import Reading
+    from nodeplug.config import Configuration, Reading
     from nodeplug.hosting.registry import Registry
     from nodeplug.install.systemd import Service
 
@@ -160,7 +160,7 @@ def uninstall(
         ),
     ] = False,
 ) -> None:
-    """Remove what `install` installed, and nothing else.
+    """Remove what `install` installed, and what a daemon with `[cluster]` has published; nothing else.
 
     A volume driver whose volumes are still mounted is kept, because kubelet unmounts through it: run it again later.
     So is the daemon, with `--systemd`, as long as there is such a driver.
@@ -177,7 +177,8 @@ def uninstall(
         _refuse_root(root)
     if unused and (used := still_used(ask_daemon(config, root, "status", warn=False))):
         raise InUse(f"pods use this node, so nothing was removed: {'; '.join(used)}; drain it first")
-    report = withdraw(load(config, root).supervisor.paths)
+    configuration = load(config, root)
+    report = withdraw(configuration.supervisor.paths)
     told: dict[str, Any] = report.as_dict()
     if systemd and report.kept:
         say("warning: the daemon stays: kubelet has to unmount through what is kept; run the same again later")
@@ -186,6 +187,8 @@ def uninstall(
 
         told = _with(told, stop())
     _show_report(told, as_json=as_json)
+    if configuration.cluster is not None and configuration.cluster.enabled:
+        _withdraw_from_cluster(configuration, config, root)
 
 
 def still_used(status: Mapping[str, Any]) -> list[str]:
@@ -201,6 +204,19 @@ def still_used(status: Mapping[str, Any]) -> list[str]:
     told += [f"{one['allocated']} of {one['resource']}" for one in status["resources"] if one["allocated"]]
     told += [f"{status['spool']} DELs that wait"] * bool(status["spool"])
     return [*told, *(f"not known: {why}" for why in status["unknown"].values())]
+
+
+def _withdraw_from_cluster(configuration: "Configuration", config: Path, root: Path | None) -> None:
+    """Remove what was published; what keeps it from that is told, since the node may have lost its cluster already."""
+    from nodeplug.cli.cluster import refuse_while_published, removed_of
+    from nodeplug.config import node_name
+
+    try:
+        refuse_while_published(config, root)
+        for one in removed_of(configuration, node_name(configuration.supervisor), None):
+            say(f"removed from the cluster: {one}")
+    except PluginError as error:
+        say(f"warning: what this node has published stays: {error}; see `nodeplug cluster withdraw`")
 
 
 def _show_report(report: Mapping[str, Any], *, as_json: bool) -> None:

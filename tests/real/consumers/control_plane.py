@@ -24,6 +24,7 @@ from nodeplug.contract.errors import PluginError
 
 Object = dict[str, Any]
 PORT: Final = 6443
+KUBELETS: Final = "kubelets-own"
 _PATIENCE: Final = 90.0
 _AUDIT: Final = {
     "apiVersion": "audit.k8s.io/v1",
@@ -45,6 +46,7 @@ class ControlPlane:
 
     Attributes:
         token: of an administrator.
+        kubelet_token: of the kubelet of a node called `KUBELETS`.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ControlPlane:
         self.node, self.folder, self.programs, self._accounts = node, folder, programs, accounts
         self._authorization = authorization
         self.token = secrets.token_hex(16)
+        self.kubelet_token = secrets.token_hex(16)
         self._processes = ExitStack()
         self._api: subprocess.Popen[bytes] | None = None
 
@@ -95,7 +98,9 @@ class ControlPlane:
         """
         folder, key = self.folder, self.folder / "accounts.key"
         self.node.run("openssl", "genrsa", "-out", str(key), "2048")
-        (folder / "tokens").write_text(f'{self.token},admin,admin,"system:masters"\n', encoding="utf-8")
+        kubelet = f'{self.kubelet_token},system:node:{KUBELETS},kubelet,"system:nodes"'
+        tokens = f'{self.token},admin,admin,"system:masters"\n{kubelet}\n'
+        (folder / "tokens").write_text(tokens, encoding="utf-8")
         (folder / "kubeconfig").write_text(self.kubeconfig, encoding="utf-8")
         (folder / "audit-policy").write_text(json.dumps(_AUDIT), encoding="utf-8")
         client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"

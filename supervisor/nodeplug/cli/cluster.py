@@ -1,0 +1,121 @@
+"""`nodeplug cluster manifests` and `withdraw`: what a node says in the cluster's objects.
+
+Owns: their options and output.
+Refuses: to publish, which the daemon does.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nodeplug.cli.csi import Kubeconfig
+from nodeplug.cli.group import Subcommands, say
+from nodeplug.commands import DEFAULT, Config, Json, Root, print_json
+from nodeplug.contract.errors import InUse, NotReady
+
+if TYPE_CHECKING:
+    from nodeplug.config import Configuration
+
+app = typer.Typer(cls=Subcommands, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+Namespace = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Of the pods that run the daemon.")]
+
+
+@app.callback()
+def cluster() -> None:
+    """Prepare a cluster for nodes that publish what they have, and remove it again.
+
+    Example: `nodeplug cluster manifests | kubectl apply -f -`
+    """
+
+
+@app.command()
+def manifests(
+    namespace: Namespace = "kube-system", config: Config = DEFAULT, root: Root = None, as_json: Json = False
+) -> None:
+    """Print who may publish for a node: a ServiceAccount, its rights, and a policy that leaves each node its own.
+
+    The rights are those for what `publish` of `[cluster]` names. Kubernetes 1.32 or newer says in a pod's token on
+    which node it is; before, use kubelet's own kubeconfig. Nothing is applied, and no daemon is asked.
+
+    Example: `nodeplug cluster manifests --namespace nodeplug | kubectl apply -f -`
+    """
+    from nodeplug.cluster.manifests import manifests as manifests_of
+    from nodeplug.config import ClusterSection, load
+    from nodeplug.csi.printed import as_list, as_yaml
+
+    section = load(config, root).cluster
+    if section is None or not section.enabled:
+        say("warning: the daemon publishes nothing: the configuration has no [cluster]")
+    made = manifests_of(namespace, (section or ClusterSection()).publish)
+    if as_json:
+        print_json(as_list(made))
+    else:
+        print(as_yaml(made), end="")
+
+
+@app.command()
+def withdraw(
+    kubeconfig: Kubeconfig = None,
+    node: Annotated[
+        str, typer.Option("--node", metavar="NAME", help="The node.", show_default="this one, as configured")
+    ] = "",
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Remove what the daemon has written about a node: labels, annotations, conditions, ConfigMaps.
+
+    What others have set stays. Annotations of pods go with the pods, and events after an hour. Stop the daemon first,
+    or take `[cluster]` out of its configuration and restart it: otherwise it would write everything again.
+    `nodeplug uninstall` does the same.
+
+    Example: `nodeplug cluster withdraw --kubeconfig /etc/kubernetes/admin.conf`
+    """
+    from nodeplug.config import load, node_name
+
+    configuration = load(config, root)
+    name = node or node_name(configuration.supervisor)
+    if not node or node == node_name(configuration.supervisor):
+        refuse_while_published(config, root)
+    removed = removed_of(configuration, name, kubeconfig)
+    if as_json:
+        print_json({"node": name, "removed": removed})
+    else:
+        print("\n".join(f"removed    {one}" for one in removed) or "nothing to do")
+
+
+def refuse_while_published(config: Path, root: Path | None) -> None:
+    """Raise InUse if the daemon of this node would write everything again."""
+    from nodeplug.commands import ask_daemon
+
+    try:
+        answer = ask_daemon(config, root, "status", warn=False)
+    except NotReady:
+        return
+    if answer.get("cluster") is not None:
+        raise InUse(
+            "the daemon publishes, and would write everything again: stop it, or take [cluster] out and restart it"
+        )
+
+
+def removed_of(configuration: "Configuration", node: str, kubeconfig: Path | None) -> list[str]:
+    """Remove what was published about a node, and return what that was.
+
+    Raises:
+        PluginError: the API server refused, or cannot be asked.
+    """
+    import asyncio
+
+    from nodeplug.cluster.withdrawal import withdraw as withdraw_from
+    from nodeplug.kubeapi.client import Client
+    from nodeplug.kubeapi.credentials import Credentials, find
+
+    section = configuration.cluster
+    named = kubeconfig or (section.kubeconfig if section is not None else None) or configuration.kubeconfig
+
+    async def ask() -> list[str]:
+        async with Client(Credentials(find(named))) as client:
+            return await withdraw_from(client, node)
+
+    return asyncio.run(ask())
