@@ -107,7 +107,7 @@ class CniService:
             return await self._status(request, owned, call)
         route = self.registry.route("cni", frame.name)
         if isinstance(request, CniAdd):
-            call.pod = _pod(request)
+            call.pod = pod_of_add(request)
             with self._records.adding(_key(request)):
                 await self.spool.settle(_key(request), self.replay)
                 return await self._admitted(route, request, owned, call)
@@ -296,7 +296,7 @@ def _encode(request: CniAdd, result: Any) -> bytes:
         ) from error
 
 
-def _pod(request: CniAdd) -> Pod | None:
+def pod_of_add(request: CniAdd) -> Pod | None:
     """Return the pod that a runtime of kubelet names in CNI_ARGS (CNI conventions, "args")."""
     words = ("NAME", "NAMESPACE", "UID")
     name, namespace, uid = (request.args.get(f"K8S_POD_{one}", "") for one in words)

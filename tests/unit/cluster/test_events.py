@@ -1,13 +1,15 @@
 """Which failed requests become events, about whom, and how many."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from nodeplug import Exhausted, Pod, PodReport, PodWarning
+from nodeplug import CniAdd, Exhausted, Netns, Pod, PodReport, PodWarning
 from nodeplug.cluster import events as module
 from nodeplug.cluster.event_objects import Happening, Subject, event
 from nodeplug.cluster.events import AGAIN, FORGOTTEN, KEPT, Events
+from nodeplug.cni.service import pod_of_add
 from nodeplug.contract.errors import Ending
 from nodeplug.hosting.call import Call
 from nodeplug.volumes.callers import pod_of
@@ -87,6 +89,25 @@ def test_a_warning_that_lasts_is_counted_once_a_minute(monkeypatch: pytest.Monke
     moment += timedelta(seconds=FORGOTTEN + 1)
     events.warn(report(over))
     assert [count for *_, count in happenings(events)] == [1]
+
+
+def test_the_pod_of_an_add_is_the_one_that_kubelets_runtime_names() -> None:
+    here = Netns.current()
+    given: dict[str, Any] = {
+        "claim": "bridge",
+        "network": "n",
+        "version": "1.0.0",
+        "config": {},
+        "container_id": "c",
+        "ifname": "eth0",
+    }
+    try:
+        names = {"K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": "web", "K8S_POD_UID": "u-1", "IgnoreUnknown": "1"}
+        add = CniAdd(**given, host_netns=here, netns=here, args=names)
+        assert pod_of_add(add) == POD
+        assert pod_of_add(CniAdd(**given, host_netns=here, netns=here)) is None
+    finally:
+        here.close()
 
 
 def test_a_note_ends_within_its_limit_and_within_a_character() -> None:
