@@ -49,7 +49,7 @@ def test_all_that_a_wheel_is_made_of_is_copied(instructions: list[tuple[str, str
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     targets = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*targets["only-include"], *targets["shared-data"], project["project"]["readme"]}
-    needed |= {"pyproject.toml", "LICENSE", ".ci/constraints.txt"}
+    needed |= {"pyproject.toml", "LICENSE", ".ci/constraints.txt", targets["hooks"]["custom"]["path"]}
     assert needed <= copied(instructions)
 
 

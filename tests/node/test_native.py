@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from nodeplug.contract.errors import PluginError
-from nodeplug.install import ahead
 from nodeplug.install.atomic import wait_for_writers
 from nodeplug.install.deployment import deploy, inspect
 from nodeplug.install.native import LINKINGS, SOURCE, compile_one, compiler
@@ -303,27 +302,3 @@ def test_a_socket_path_that_no_socket_can_have_is_refused() -> None:
 def fake(path: Path, body: str) -> None:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
-
-
-def test_what_was_compiled_ahead_is_installed_where_there_is_no_compiler(
-    node: ScratchNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripts = tmp_path / "share" / "bin"
-    shutil.copytree(find_scripts(), scripts)
-    monkeypatch.setattr(ahead, "find_scripts", lambda: scripts)
-    ahead.compile_ahead(node.paths.exec_socket, node.paths.spool)
-    monkeypatch.setenv("CC", "/no/compiler")
-    done = deploy(inspect(node.configuration), node.paths)
-    assert (done.kind, done.reason) == ("native", "compiled before nodeplug came to this node")
-    assert kinds(node) == {"native"}
-
-
-def test_what_was_compiled_ahead_for_other_paths_is_not_used(
-    node: ScratchNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripts = tmp_path / "share" / "bin"
-    shutil.copytree(find_scripts(), scripts)
-    monkeypatch.setattr(ahead, "find_scripts", lambda: scripts)
-    ahead.compile_ahead(Path("/elsewhere.sock"), node.paths.spool)
-    monkeypatch.setenv("CC", "/no/compiler")
-    assert deploy(inspect(node.configuration), node.paths).kind == "script"
