@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import authority, sign
 from tests.real.consumers import ControlPlane
 from tests.real.slots import LABEL
 
@@ -136,3 +137,31 @@ def test_a_pod_that_came_while_the_daemon_was_away_is_placed_when_it_is_back(
     daemon.start()
     until(lambda: place(cluster, "early"), found=lambda: cluster.log("names")[-3000:])
     assert place(cluster, "early") == "beta"
+
+
+def test_a_scheduler_with_a_certificate_asks_over_tls_and_one_without_is_refused(
+    cluster: ControlPlane, nodes: None, short_path: Path, put: Put
+) -> None:
+    authority(short_path)
+    for name in ("server", "scheduler"):
+        sign(short_path, name)
+    root = short_path / "n"
+    root.mkdir()
+    (short_path / "token").write_text(cluster.token)
+    files = {name: f"{short_path}/{name}" for name in ("authority.crt", "scheduler.crt", "scheduler.key")}
+    keys = f'{ADDRESS.replace("9810", "9811")}"\ntls_cert = "{short_path}/server.crt"\n'
+    keys += f'tls_key = "{short_path}/server.key"\nclient_ca = "{short_path}/authority.crt'
+    plugin = PLUGIN.format(address=keys, server=cluster.server, token=short_path / "token")
+    asked = {"urlPrefix": "https://127.0.0.1:9811/slots", "enableHTTPS": True, "nodeCacheCapable": True, **VERBS}
+    trust = {"caFile": files["authority.crt"]}
+    own = {"certFile": files["scheduler.crt"], "keyFile": files["scheduler.key"]}
+    within, env = cluster.node.command(), {"PYTHONPATH": str(Path(__file__).parent)}
+    with ScratchNode(root, plugin, within=within, env=env) as daemon:
+        cluster.start_scheduler("known", [{**asked, "tlsConfig": trust | own}])
+        cluster.start_scheduler("stranger", [{**asked, "tlsConfig": trust}])
+        put("refused", "stranger")
+        put("encrypted", "known")
+        until(lambda: place(cluster, "encrypted"), found=lambda: cluster.log("known")[-3000:] + daemon.log[-3000:])
+        assert place(cluster, "encrypted") == "beta"
+        until(lambda: "PEER_DID_NOT_RETURN_A_CERTIFICATE" in daemon.log, found=lambda: cluster.log("stranger")[-3000:])
+        assert place(cluster, "refused") == ""

@@ -116,6 +116,7 @@ class HttpServer:
         self._bounds = bounds
         self._tls = tls
         self._held = _Held(bounds.bodies)
+        self._refusals: set[str] = set()
         self._server: asyncio.Server | None = None
         self._connections: dict[_Connection, asyncio.Task[None]] = {}
 
@@ -167,13 +168,23 @@ class HttpServer:
             while await self._serve_one(connection):
                 async with asyncio.timeout(self._bounds.idle):
                     await connection.more()
-        except (TimeoutError, OSError, asyncio.CancelledError):  # of OSError are the errors of TLS, too
+        except ssl.SSLError as error:
+            self._tell(error, connection.writer.get_extra_info("peername"))
+            connection.writer.transport.abort()
+        except (TimeoutError, OSError, asyncio.CancelledError):
             connection.writer.transport.abort()  # too slow, gone, or evicted: there is nobody to answer
         except Exception:
             LOG.exception("an HTTP connection failed")
         finally:
             connection.release()
             connection.writer.close()
+
+    def _tell(self, error: ssl.SSLError, peer: object) -> None:
+        """Log why a handshake failed, each reason once: the other end often sees no more than the end of it."""
+        reason = error.reason or type(error).__name__
+        if reason not in self._refusals:
+            self._refusals.add(reason)
+            LOG.warning("no TLS with %s: %s; the next failure of this kind is not logged", peer, reason)
 
     async def _serve_one(self, connection: "_Connection") -> bool:
         """Answer one request within its time; return whether another may follow."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.certificates import authority, openssl, sign
 from tests.node.extender.conftest import address, asking
 
 from nodeplug.extender.certificates import Certificates, Loaded, Unusable, load
@@ -18,26 +19,6 @@ from nodeplug.testing.waiting import until
 
 Make = Callable[..., ScratchNode]
 pytestmark = pytest.mark.unprivileged
-_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def authority(folder: Path, name: str = "authority") -> None:
-    files = ("-keyout", f"{name}.key", "-out", f"{name}.crt")
-    openssl(folder, "req", "-x509", *_KEY, "-subj", f"/CN={name}", *files, "-days", "2")
-
-
-def sign(folder: Path, name: str, *life: str, by: str = "authority", usage: str = "serverAuth,clientAuth") -> None:
-    """Make a certificate and its key, each in one step, as a rotation does."""
-    openssl(folder, "req", *_KEY, "-subj", f"/CN={name}", "-keyout", "new.key", "-out", "new.csr")
-    (folder / "names").write_text(f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n")
-    signed = ("-CA", f"{by}.crt", "-CAkey", f"{by}.key", "-CAcreateserial", "-extfile", "names")
-    openssl(folder, "x509", "-req", "-in", "new.csr", *signed, "-out", "new.crt", *(life or ("-days", "60")))
-    (folder / "new.key").rename(folder / f"{name}.key")
-    (folder / "new.crt").rename(folder / f"{name}.crt")
 
 
 @pytest.fixture
@@ -102,6 +83,7 @@ def test_a_scheduler_without_a_certificate_is_refused_where_one_is_asked_for(mak
     node = make_node(keys=keys(files, clients=True))
     with asking(node, tls=trusting(files)) as stranger, pytest.raises(ExtenderFailure):
         stranger.filter(v1_pod("web"), ["b"])
+    until(lambda: "PEER_DID_NOT_RETURN_A_CERTIFICATE" in node.log, 20, found=lambda: node.log)
     with asking(node, tls=trusting(files, "scheduler")) as scheduler:
         assert scheduler.filter(v1_pod("web"), ["b"]).nodes == ("b",)
 
