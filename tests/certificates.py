@@ -18,7 +18,9 @@ def authority(folder: Path, name: str = "authority") -> None:
 def sign(folder: Path, name: str, *life: str, by: str = "authority", usage: str = "serverAuth,clientAuth") -> None:
     """Make a certificate and its key, each in one step, as a rotation does."""
     openssl(folder, "req", *_KEY, "-subj", f"/CN={name}", "-keyout", "new.key", "-out", "new.csr")
-    (folder / "names").write_text(f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n")
+    (folder / "names").write_text(
+        f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\nauthorityKeyIdentifier=keyid\n"
+    )
     signed = ("-CA", f"{by}.crt", "-CAkey", f"{by}.key", "-CAcreateserial", "-extfile", "names")
     openssl(folder, "x509", "-req", "-in", "new.csr", *signed, "-out", "new.crt", *(life or ("-days", "60")))
     (folder / "new.key").rename(folder / f"{name}.key")

@@ -172,6 +172,9 @@ def test_the_status_names_the_extenders_and_their_verbs(make_node: Make) -> None
         {"name": "racks", "plugin": "racks", "verbs": ["filter", "prioritize"]},
         {"name": "deep/probe", "plugin": "probe", "verbs": ["filter", "prioritize", "preempt", "bind"]},
     ]
+    shown = node.run("status").stdout
+    assert f"{address(node)}/deep/probe" in shown
+    assert "filter, prioritize, preempt, bind" in shown
 
 
 def test_a_process_that_is_killed_in_a_call_costs_that_call_alone(make_node: Make) -> None:
