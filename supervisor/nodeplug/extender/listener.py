@@ -43,14 +43,14 @@ class Listener:
         registry: knows the claims.
         service: answers.
         kept: holds the listening socket, also for the next daemon.
-        problem: why it does not listen; empty if it does.
+        problem: why it cannot listen; empty if it can, and before it was tried.
     """
 
     section: ExtenderSection
     registry: Registry
     service: ExtenderService
     kept: KeptSockets
-    problem: str = "it does not listen yet"
+    problem: str = ""
     _port: int = 0
     _server: HttpServer | None = None
     _certificates: Certificates | None = field(init=False, default=None)

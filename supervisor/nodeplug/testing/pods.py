@@ -42,7 +42,7 @@ def url_prefix(node: ScratchNode, claim: str, patience: float = _LISTENS) -> str
         if found["listens"]:
             return f"{found['address']}/{claim}"
         if time.monotonic() > end:
-            raise NotReady(f"the daemon does not serve extenders: {found['problem']}")
+            raise NotReady(f"the daemon does not serve extenders: {found['problem'] or 'it does not listen yet'}")
         time.sleep(0.02)
 
 
