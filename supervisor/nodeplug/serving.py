@@ -40,7 +40,9 @@ def plain_words(arguments: Sequence[str]) -> dict[str, Any] | None:
     if not arguments or arguments[0] != "serve":
         return None
     words = [part for word in arguments[1:] for part in (word.split("=", 1) if word.startswith("--") else (word,))]
-    take_over = _FLAG in words
+    flags = [at for at, word in enumerate(words) if word == _FLAG]
+    if any((at - before) % 2 for before, at in enumerate(flags)):
+        return None  # it stands where a value does
     words = [word for word in words if word != _FLAG]
     names, values = words[::2], words[1::2]
     if len(names) != len(values) or any(not one or one.startswith("-") for one in values):
@@ -49,7 +51,7 @@ def plain_words(arguments: Sequence[str]) -> dict[str, Any] | None:
         read = {name.removeprefix("--"): _OPTIONS[name](value) for name, value in zip(names, values, strict=True)}
     except (KeyError, ValueError):
         return None
-    return read | ({"take_over": True} if take_over else {})
+    return read | ({"take_over": True} if flags else {})
 
 
 def serve(

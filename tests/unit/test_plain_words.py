@@ -15,6 +15,8 @@ PLAIN = [
     ["serve", "--config=/etc/a=b.toml", "--root", "relative/folder"],
     ["serve", "--root=/r", "--succeed", "7", "--config", "a.toml"],
     ["serve", "--config", "first.toml", "--config", "second.toml"],
+    ["serve", "--take-over"],
+    ["serve", "--root", "/r", "--take-over", "--config=a.toml"],
 ]
 FOR_THE_COMMAND_LINE = [
     [],
@@ -24,6 +26,9 @@ FOR_THE_COMMAND_LINE = [
     ["serve", "--config"],
     ["serve", "--config="],
     ["serve", "--config", "--root"],
+    ["serve", "--config", "--take-over"],
+    ["serve", "--config", "--take-over", "a.toml"],
+    ["serve", "--take-over=yes"],
     ["serve", "--succeed", "seven"],
     ["serve", "--unknown", "x"],
     ["serve", "a.toml"],
@@ -38,8 +43,10 @@ def test_plain_words_mean_what_the_command_line_makes_of_them(
 ) -> None:
     called: list[dict[str, Any]] = []
 
-    def serve(config: Path = serving.DEFAULT, root: Path | None = None, succeed: int | None = None) -> int:
-        called.append({"config": config, "root": root, "succeed": succeed})
+    def serve(
+        config: Path = serving.DEFAULT, root: Path | None = None, succeed: int | None = None, *, take_over: bool = False
+    ) -> int:
+        called.append({"config": config, "root": root, "succeed": succeed, "take_over": take_over})
         return 0
 
     monkeypatch.setattr(serving, "serve", serve)
