@@ -149,7 +149,7 @@ def test_the_page_installs_what_the_plain_manifests_are_rendered_with() -> None:
 
 
 def test_the_pod_of_the_page_gets_a_device_and_a_volume_that_is_made_for_its_claim(installed: Cluster) -> None:
-    _, claim, shop = documented()
+    _, claim, shop, *_ = documented()
     claims = "/api/v1/namespaces/default/persistentvolumeclaims"
     installed.api.call("POST", claims, claim)
     (container,) = shop["spec"]["containers"]
@@ -335,6 +335,16 @@ def test_the_plain_manifests_are_what_the_chart_renders(consumer: Callable[[str]
         check=True,
     ).stdout
     assert rendered == (DEPLOY / "manifests" / "nodeplug.yaml").read_text()
+
+
+def test_helm_takes_the_values_for_cards(consumer: Callable[[str], Path], tmp_path: Path) -> None:
+    values = tmp_path / "cards.yaml"
+    values.write_text(yaml.safe_dump(documented()[3]))
+    command = [consumer("helm") / "helm", "template", "nodeplug", CHART, "--values", values]
+    made = yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    (pods,) = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "DaemonSet"]
+    inside = {one["mountPath"] for one in pods["containers"][0]["volumeMounts"]}
+    assert {"/node/root", "/var/log/containers", "/var/log/pods", "/var/run/cdi"} <= inside
 
 
 @pytest.mark.parametrize(

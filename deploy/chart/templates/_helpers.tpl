@@ -56,6 +56,9 @@ namespace = {{ .Release.Namespace | quote }}
 - {name: dev, mountPath: /dev}
 {{- if .Values.privileged }}
 - {name: cgroup, mountPath: /sys/fs/cgroup}
+{{- if .Values.nodeRoot }}
+- {name: root, mountPath: /node/root, readOnly: true, mountPropagation: HostToContainer}
+{{- end }}
 {{- range $number, $path := .Values.folders }}
 - {name: folder-{{ $number }}, mountPath: {{ $path }}, mountPropagation: Bidirectional}
 {{- end }}
