@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--where-built", action="store_true", help="measure nothing where the consumers are not built")
     arguments = parser.parse_args()
     try:
-        programs = {name: _built(name) for name in ("kubernetes", "provisioner")}
+        programs = {name: built(name) for name in ("kubernetes", "provisioner")}
     except PluginError as error:
         print(f"no claims: {error.message}", file=sys.stderr)
         return 0 if arguments.where_built else 1
@@ -78,7 +78,8 @@ def _about() -> dict[str, Any]:
     }
 
 
-def _built(module: str) -> Path:
+def built(module: str) -> Path:
+    """Return the folder of a module's programs, as `make consumers` built them; raise PluginError if it did not."""
     done = subprocess.run(
         [str(ROOT / ".ci" / "build-consumers"), "--cached", module], capture_output=True, text=True, check=False
     )

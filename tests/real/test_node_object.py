@@ -303,6 +303,9 @@ def test_an_event_that_happens_again_is_one_with_a_count(run: Run, cluster: Cont
     (found,) = told(cluster, "unlucky")
     assert (found["regarding"]["uid"], found["series"]["count"], found["type"]) == (uid, 3, "Warning")
     assert found["note"].startswith("no room: 1 bytes")
+    asked = f"involvedObject.kind=Pod,involvedObject.name=unlucky,involvedObject.uid={uid}"  # as kubectl describe does
+    (shown,) = cluster.call("GET", f"/api/v1/namespaces/default/events?fieldSelector={asked}")["items"]
+    assert (shown["reason"], shown["message"], shown["type"]) == ("VolumeNotMounted", found["note"], "Warning")
     assert datetime.fromisoformat(found["eventTime"]) <= datetime.now(UTC)
 
 

@@ -135,6 +135,7 @@ class Publisher:
         requests = self._requests("node", client)
         while True:
             await self._changed.wait()
+            await asyncio.sleep(requests.budget.pause())  # what is written then is the latest, however long that takes
             self._changed.clear()
             await self._object.bring(self._desired, requests)
             await self._maps.bring(self._desired.config_maps, requests)

@@ -38,6 +38,11 @@ class Budget:
     def __post_init__(self) -> None:
         self._left, self._seen = float(self.burst), self.clock()
 
+    def pause(self) -> float:
+        """Return the seconds until a request could be made at once, and take none."""
+        left = min(self.burst, self._left + (self.clock() - self._seen) / self.interval)
+        return max(0.0, (1 - left) * self.interval)
+
     def wait(self) -> float:
         """Take a request out of the bucket; return the seconds after which it may be made."""
         now = self.clock()

@@ -37,7 +37,7 @@ def requests(own: n.Netns) -> Mapping[str, n.Request | None]:
     cni: Mapping[str, Any] = {**CNI, "host_netns": own}
     attachment: Mapping[str, Any] = {**cni, **ATTACHMENT}
     return {
-        **dict.fromkeys(("prepare", "start", "stop", "health", "inspect", "metrics")),
+        **dict.fromkeys(("prepare", "start", "stop", "health", "inspect", "metrics", "cluster_report")),
         "device_list": n.DeviceList(**DEVICE),
         "device_allocate": n.DeviceAllocate(**DEVICE, ids=IDS, devices=(n.Device(IDS[0]),)),
         "device_prefer": n.DevicePrefer(**DEVICE, available=IDS, must_include=(), size=1),
@@ -103,7 +103,8 @@ class Guests:
         slot = self.lifecycle.registry.slots[name]
         wanted = request if request is not None else requests(self.own)[hook]
         arguments = {} if wanted is None else {"request": wanted}
-        kind: Any = {"c": "cni", "d": "device", "v": "volume", "e": "extender"}.get(hook[0]) if "_" in hook else None
+        style = hook.partition("_")[0]
+        kind: Any = style if style in {"cni", "device", "volume", "extender"} else None
         route: Any = slot.instance
         if kind is not None:
             claimed = {claim.kind: claim.name for claim in slot.instance.claims}

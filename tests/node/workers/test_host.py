@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nodeplug as n
+from nodeplug.cluster.reports import ClusterReports
 from nodeplug.hosting.call import Call
 
 if TYPE_CHECKING:
@@ -48,6 +49,25 @@ def test_a_host_does_in_a_process_what_it_does_in_a_thread(
             assert record.plugin == "guest"  # type: ignore[attr-defined]
         assert guests.refreshed == ["example.com/thing", "example.com/thing"]
         assert guests.health_refreshed == guests.cluster_refreshed == ["guest", "guest"]
+
+    play(story)
+
+
+@pytest.mark.unprivileged
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_what_the_cluster_is_told_is_the_same_from_a_process_as_from_a_thread(isolation: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(isolation=isolation))
+        found = await ClusterReports(guests.lifecycle.registry, guests.lifecycle.runner).collect()
+        report = found["guest"]
+        warning = n.PodWarning("Worn", "it wears out")
+        assert report == n.ClusterReport(
+            labels={"example.com/a": "b"},
+            annotations={"example.com/n": '{"c": 1}'},
+            conditions=(n.NodeCondition(type="example.com/Worn", reason="Worn", message="it wears out"),),
+            pods=(n.PodReport(namespace="ns", name="p", annotations={"d": "e"}, warnings=(warning,)),),
+            config_maps=(n.NodeConfigMap(namespace="ns", name="m-node-1", data={"f": "g"}),),
+        )
 
     play(story)
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Play = Callable[[Any], None]
 BUILD = environments.ROOT / ".ci" / "build-python"
 HOOKS = (
-    *("prepare", "start", "health", "metrics", "device_list", "device_prefer", "device_prestart", "device_released"),
+    *("prepare", "start", "health", "metrics", "cluster_report"),
+    *("device_list", "device_prefer", "device_prestart", "device_released"),
     *("cni_add", "cni_del", "cni_check", "cni_gc", "cni_status"),
     *("volume_id", "volume_stage", "volume_publish", "volume_stats"),
     *("volume_create", "volume_list", "volume_snapshot", "volume_snapshot_list"),

@@ -91,6 +91,18 @@ class Guest:
         return [n.Metric("things", "Things.", [n.Sample(float("inf"), {"a": "b"})])]
 
     @hookimpl
+    def cluster_report(self) -> n.ClusterReport:
+        self._begin("cluster_report")
+        warning = n.PodWarning("Worn", "it wears out")
+        return n.ClusterReport(
+            labels={"example.com/a": "b"},
+            annotations={"example.com/n": '{"c": 1}'},
+            conditions=(n.NodeCondition(type="example.com/Worn", reason="Worn", message="it wears out"),),
+            pods=(n.PodReport(namespace="ns", name="p", annotations={"d": "e"}, warnings=(warning,)),),
+            config_maps=(n.NodeConfigMap(namespace="ns", name="m-node-1", data={"f": "g"}),),
+        )
+
+    @hookimpl
     def device_list(self, request: n.DeviceList) -> Sequence[n.Device]:
         self._begin("device_list")
         grant = n.Grant(env={"A": "b"}, nodes=(n.DeviceNode("/dev/null"),))

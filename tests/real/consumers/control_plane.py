@@ -151,6 +151,12 @@ class ControlPlane:
         program = str(self.programs / "kube-scheduler")
         return self._spawn(name, program, f"--config={file}", "--secure-port=0", "--v=2")
 
+    @property
+    def api_pid(self) -> int:
+        """The process of kube-apiserver."""
+        assert self._api is not None
+        return self._api.pid
+
     def kill_api(self) -> None:
         """End kube-apiserver as a power cut would; `start_api` starts it again."""
         assert self._api is not None

@@ -91,6 +91,8 @@ def test_a_sentence_that_counts_changes_the_condition_once_a_minute() -> None:
 def test_a_budget_lets_a_burst_through_and_then_so_many_a_second() -> None:
     now = 0.0
     budget = Budget(3, 10.0, clock=lambda: now)
+    assert budget.pause() == 0
     assert [budget.wait() for _ in range(5)] == [0, 0, 0, 10, 20]
+    assert budget.pause() == 30
     now = 1000.0
     assert [budget.wait() for _ in range(4)] == [0, 0, 0, 10]

@@ -19,6 +19,8 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.kubeapi.client import Bounds
 
+BUDGETS = dict(publisher.BUDGETS)
+
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +262,14 @@ def test_what_is_not_ready_is_a_condition_until_it_is(tmp_path: Path) -> None:
             await until(lambda: not node.api.conditions)
 
     tell(story())
+
+
+def test_the_documented_budgets_are_those_of_the_code() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "node-in-the-api.md").read_text()
+    rows = dict(zip(("node", "pods", "events"), ("Node and ConfigMaps", "annotations of pods", "events"), strict=True))
+    for name, (burst, interval) in BUDGETS.items():
+        assert f"| {rows[name]} | {burst} | one in {interval:g} s |" in page
+    assert sum(1 / interval for _, interval in BUDGETS.values()) == pytest.approx(0.8)
 
 
 def test_only_what_is_to_be_published_is(tmp_path: Path) -> None:
