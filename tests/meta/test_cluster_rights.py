@@ -21,11 +21,12 @@ def asked() -> set[Right]:
     for path in CLUSTER.glob("*.py"):
         module = importlib.import_module(f"nodeplug.cluster.{path.stem}")
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not ast.unparse(node.func).startswith("requests."):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if not isinstance(node, ast.Call) or called not in {f"requests.{one}" for one in VERBS}:
                 continue
             resource = getattr(module, getattr(node.args[0], "id", ""), None)
             assert isinstance(resource, Resource), ast.unparse(node)
-            verb = VERBS[ast.unparse(node.func).rpartition(".")[2]]
+            verb = VERBS[called.partition(".")[2]]
             found.add((resource.group, resource.plural, verb))
             if "part" in {one.arg for one in node.keywords}:
                 found.add((resource.group, f"{resource.plural}/status", verb))

@@ -30,11 +30,12 @@ def manifests(namespace: str, publish: Collection[str]) -> list[Manifest]:
     """
     account = named("v1", "ServiceAccount", ACCOUNT, namespace)
     made = [Manifest(account, "Whose token the daemon on each node has: name it in the pod, as serviceAccountName.")]
-    made += _role("ClusterRole", "", namespace, rules(publish), "All nodes; the policy below leaves each its own.")
+    made += _policy(namespace)  # before the rights that it limits
+    made += _role("ClusterRole", "", namespace, rules(publish), "All nodes; the policy leaves each its own.")
     if "config-maps" in publish:
-        about = "ConfigMaps about nodes, in this namespace alone; the policy below leaves each node its own."
+        about = "ConfigMaps about nodes, in this namespace alone; the policy leaves each node its own."
         made += _role("Role", MAPS, namespace, [_rule("", "configmaps", "get", "create", "patch")], about)
-    return [*made, *_policy(namespace)]
+    return made
 
 
 def rules(publish: Collection[str]) -> list[Object]:
