@@ -193,18 +193,23 @@ class Publisher:
         news = self.registry.cluster_news
         while True:
             news.clear()
-            desired = await self._now()
-            if fresh := set(desired.faults) - set(self._desired.faults):
-                LOG.warning("not published: %s", "; ".join(sorted(fresh)))
-            self._desired = desired
-            if "events" in self.section.publish:
-                self.events.warn(desired.pods)
-            self._changed.set()
-            self._due_pods.set()
+            try:
+                self._take(await self._now())
+            except Exception:  # nothing that goes wrong here may end the daemon
+                LOG.exception("cluster: what is to be published cannot be told; the last of it stays")
             with suppress(TimeoutError):
                 async with asyncio.timeout(TURN):
                     await news.wait()
             await asyncio.sleep(DEBOUNCE)
+
+    def _take(self, desired: Desired) -> None:
+        if fresh := set(desired.faults) - set(self._desired.faults):
+            LOG.warning("not published: %s", "; ".join(sorted(fresh)))
+        self._desired = desired
+        if "events" in self.section.publish:
+            self.events.warn(desired.pods)
+        self._changed.set()
+        self._due_pods.set()
 
     async def _now(self) -> Desired:
         reports = await self._reports.collect()

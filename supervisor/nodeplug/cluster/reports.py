@@ -8,14 +8,16 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.contract.values import ClusterReport
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.registry import Registry
-from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.runner import Hook, Runner
 from nodeplug.hosting.slot import Slot
+from nodeplug.worker.encoding import read_answer, write_answer
+from nodeplug.worker.wire import Message
 
 LOG: Final = logging.getLogger(__name__)
 HOOK: Final = "cluster_report"
@@ -67,7 +69,7 @@ class ClusterReports:
         try:
             if slot.state != "running":
                 raise NotReady(f"plugin {slot.name!r} is {slot.state}")
-            report: ClusterReport = await self.runner.call(slot.instance, HOOK, call, {})
+            report: ClusterReport = await self.runner.call(slot.instance, HOOK, call, {}, around=_in_plain_values)
         except PluginError as error:
             if self._faults.get(slot.name) != error.message:
                 LOG.warning("plugin %s has no new report for the cluster: %s", slot.name, error.message)
@@ -75,3 +77,18 @@ class ClusterReports:
             return None
         self._faults.pop(slot.name, None)
         return report
+
+
+def _in_plain_values(hook: Hook) -> Hook:
+    """Check and copy a report in the thread of its call, by the way that it takes from another process.
+
+    A plugin's mapping is code of the plugin's, and its text may be none.
+    """
+
+    def cluster_report() -> Any:
+        answer = hook()
+        if not isinstance(answer, ClusterReport):
+            return answer  # the runner reports the error
+        return read_answer(HOOK, Message({}, write_answer(HOOK, answer)))
+
+    return cluster_report

@@ -248,6 +248,37 @@ def test_a_plugin_that_hangs_keeps_its_last_report_and_the_others_go_on(tmp_path
     tell(story())
 
 
+def test_a_report_with_wrong_types_inside_takes_nothing_else_along(tmp_path: Path) -> None:
+    async def story() -> None:
+        node, odd, other = Node(tmp_path), Told(), Told(name="b")
+        node.registry.load("odd", odd, "d")
+        node.registry.load("other", other, "d")
+        async with node.running() as made:
+            await until(lambda: (node.label(), node.label("b")) == ("1", "1"))
+            odd.value = 7  # type: ignore[assignment] # what a plugin without types may do
+            other.value = "2"
+            await until(lambda: node.label("b") == "2")
+            assert node.label() == "1"
+            assert made.trouble == {}
+
+    tell(story())
+
+
+def test_nothing_that_goes_wrong_here_ends_the_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        node, plugin = Node(tmp_path), Told()
+        node.registry.load("told", plugin, "d")
+        async with node.running() as made:
+            await until(lambda: node.label() == "1")
+            made.reasons = lambda: {"told": {"a": "b"}}["other"]  # raises
+            plugin.value = "2"
+            await until(lambda: "the last of it stays" in caplog.text)
+            made.reasons = dict
+            await until(lambda: node.label() == "2")
+
+    tell(story())
+
+
 def test_what_is_not_ready_is_a_condition_until_it_is(tmp_path: Path) -> None:
     async def story() -> None:
         node = Node(tmp_path)
