@@ -340,7 +340,7 @@ def test_the_plain_manifests_are_what_the_chart_renders(consumer: Callable[[str]
 def test_helm_takes_the_values_for_cards(consumer: Callable[[str], Path], tmp_path: Path) -> None:
     values = tmp_path / "cards.yaml"
     values.write_text(yaml.safe_dump(documented()[3]))
-    command = [consumer("helm") / "helm", "template", "nodeplug", CHART, "--values", values]
+    command = [str(consumer("helm") / "helm"), "template", "nodeplug", str(CHART), "--values", str(values)]
     made = yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     (pods,) = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "DaemonSet"]
     inside = {one["mountPath"] for one in pods["containers"][0]["volumeMounts"]}
