@@ -1,18 +1,26 @@
 """Write what the chart repeats of nodeplug, and the plain manifests that the chart renders.
 
-python deploy/generate.py              chart/files/csi.json, from what `nodeplug csi manifests` prints
+python deploy/generate.py              chart/files/*.json, by what nodeplug prints and docs/networks.md says; chart/crds
 python deploy/generate.py HELM         manifests/nodeplug.yaml, too, by this helm
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 HERE: Final = Path(__file__).parent
-KNOWN: Final = HERE / "chart" / "files" / "csi.json"
+FILES: Final = HERE / "chart" / "files"
+CRD: Final = "networks.nodeplug.io.yaml"
+NETWORKS: Final = HERE.parent / "docs" / "networks.md"
+NAMESPACE: Final = "namespace-of-release"
+"""The chart puts its own in place of it, and its ServiceAccount in place of ACCOUNT."""
+ACCOUNT: Final = "account-of-release"
 RENDERED: Final = HERE / "manifests" / "nodeplug.yaml"
 BUNDLED: Final = """
 version = 1
@@ -49,15 +57,20 @@ metadata:
 """
 
 
-def csi_objects() -> dict[str, Any]:
-    """Return what `nodeplug csi manifests` prints of the bundled drivers, as the chart looks it up."""
+def _printed(configuration: str, *words: str) -> list[Any]:
+    """Return the objects that a command of nodeplug prints."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "nodeplug.toml"
-        config.write_text(BUNDLED, encoding="utf-8")
-        command = [sys.executable, "-m", "nodeplug", "csi", "manifests", "--json", "--config", str(config)]
-        printed = json.loads(subprocess.run([*command, "--root", folder], capture_output=True, check=True).stdout)
+        config.write_text(configuration, encoding="utf-8")
+        command = [sys.executable, "-m", "nodeplug", *words, "--json", "--config", str(config), "--root", folder]
+        items: list[Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["items"]
+        return items
+
+
+def csi_objects() -> dict[str, Any]:
+    """Return what `nodeplug csi manifests` prints of the bundled drivers, as the chart looks it up."""
     by_kind: dict[str, list[Any]] = {}
-    for one in printed["items"]:
+    for one in _printed(BUNDLED, "csi", "manifests"):
         by_kind.setdefault(one["kind"], []).append(one)
     drivers = {one["metadata"]["name"]: {"driver": one} for one in by_kind["CSIDriver"]}
     for one in by_kind["StorageClass"]:
@@ -65,6 +78,26 @@ def csi_objects() -> dict[str, Any]:
     (cluster,), (own,) = by_kind["ClusterRole"], by_kind["Role"]
     look = [rule for rule in cluster["rules"] if {*rule["resources"]} <= {"nodes", "csinodes"}]
     return {"drivers": drivers, "rights": {"cluster": cluster["rules"], "own": own["rules"], "look": look}}
+
+
+def cluster_objects() -> list[Any]:
+    """Return what `nodeplug cluster manifests` prints, for the chart's own ServiceAccount."""
+    items = _printed("version = 1\n[cluster]\n", "cluster", "manifests", "--namespace", NAMESPACE)
+    (account,) = [one["metadata"]["name"] for one in items if one["kind"] == "ServiceAccount"]
+    for one in items:
+        for subject in one.get("subjects", ()):
+            subject["name"] = ACCOUNT
+    text = json.dumps([one for one in items if one["kind"] != "ServiceAccount"])
+    found: list[Any] = json.loads(text.replace(f"{NAMESPACE}:{account}", f"{NAMESPACE}:{ACCOUNT}"))
+    return found
+
+
+def networks_rights() -> list[Any]:
+    """Return the rules of the role that the page about networks has."""
+    blocks = [block.partition("```")[0] for block in NETWORKS.read_text(encoding="utf-8").split("```yaml\n")[1:]]
+    (role,) = [one for block in blocks for one in yaml.safe_load_all(block) if one["kind"] == "ClusterRole"]
+    rules: list[Any] = role["rules"]
+    return rules
 
 
 def rendered(helm: str) -> str:
@@ -76,6 +109,9 @@ def rendered(helm: str) -> str:
 
 
 if __name__ == "__main__":
-    KNOWN.write_text(json.dumps(csi_objects(), indent=1) + "\n", encoding="utf-8")
+    for name, found in {"csi": csi_objects(), "cluster": cluster_objects(), "networks": networks_rights()}.items():
+        (FILES / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (HERE / "chart" / "crds").mkdir(exist_ok=True)
+    shutil.copy(HERE / "crds" / CRD, HERE / "chart" / "crds" / CRD)
     if len(sys.argv) > 1:
         RENDERED.write_text(rendered(sys.argv[1]), encoding="utf-8")

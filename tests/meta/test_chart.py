@@ -51,6 +51,16 @@ def test_what_the_chart_knows_of_csi_is_what_nodeplug_prints(generator: ModuleTy
     assert json.loads((CHART / "files" / "csi.json").read_text()) == generator.csi_objects()
 
 
+def test_what_the_chart_gives_nodes_that_publish_is_what_nodeplug_prints(generator: ModuleType) -> None:
+    assert json.loads((CHART / "files" / "cluster.json").read_text()) == generator.cluster_objects()
+
+
+def test_what_the_chart_gives_for_networks_is_what_their_page_says(generator: ModuleType) -> None:
+    assert json.loads((CHART / "files" / "networks.json").read_text()) == generator.networks_rights()
+    name = "networks.nodeplug.io.yaml"
+    assert (CHART / "crds" / name).read_bytes() == (DEPLOY / "crds" / name).read_bytes()
+
+
 def test_the_schema_has_the_keys_of_the_values_and_no_others(values: dict[str, Any]) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(declared(schema)) - {"global"} == {

@@ -302,6 +302,28 @@ def test_a_change_of_plugins_is_taken_without_another_pod(installed: Cluster, va
     assert [one["metadata"]["uid"] for one in installed.pods()] == [before["metadata"]["uid"]]
 
 
+def test_a_node_says_what_it_has_and_takes_what_is_for_it_once_it_may(installed: Cluster, values: Path) -> None:
+    given = yaml.safe_load(values.read_text())
+    chosen = f'node_selector = {{ "kubernetes.io/hostname" = "{installed.node.name}" }}'
+    given["plugins"]["more"] = (
+        f'[plugins.networks]\n[plugins.more]\nuses = "hostdev"\n{chosen}\n'
+        '[[plugins.more.config.resources]]\nresource = "example.com/zero"\n'
+        'groups = [{ nodes = [{ path = "/dev/zero" }] }]\n'
+    )
+    changed = values.with_name("says.yaml")
+    changed.write_text(yaml.safe_dump(given))
+    installed.install(CHART, "image.tag=next", "cluster.enabled=true", "networks.enabled=true", values=[changed])
+
+    def node() -> dict[str, Any]:
+        return dict(installed.api.call("GET", f"/api/v1/nodes/{installed.node.name}"))
+
+    installed.wait_for("labels", lambda: "nodeplug.io/version" in node()["metadata"]["labels"])
+    installed.wait_for("the node's own section", lambda: node()["status"]["allocatable"].get("example.com/zero") == "1")
+    status = json.loads(installed.nodeplug("status", "--json"))
+    assert status["reasons"] == {}
+    assert {one["about"] for one in status["networks"]} <= {"definitions"}  # those of others, which are not installed
+
+
 def test_each_metric_that_the_alerts_and_the_dashboard_name_is_served(installed: Cluster) -> None:
     text = installed.node.run("python3", "-c", _SCRAPE)
     served = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}

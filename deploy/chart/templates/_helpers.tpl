@@ -34,6 +34,14 @@ plugins_registry_dir = "{{ .Values.kubeletDir }}/plugins_registry"
 [provisioner]
 namespace = {{ .Release.Namespace | quote }}
 {{- end }}
+{{- if .Values.cluster.enabled }}
+
+[cluster]
+{{- end }}
+{{- if .Values.networks.enabled }}
+
+[networks]
+{{- end }}
 {{- end -}}
 
 {{- /* What both containers see of the node. Each line says who needs it. */ -}}
