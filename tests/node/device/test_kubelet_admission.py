@@ -201,7 +201,7 @@ def test_ids_of_a_running_allocate_are_not_given_again_when_a_pod_goes_meanwhile
 
 def test_kubelet_waits_for_a_hung_allocate_without_end(root: Path, run: Run) -> None:
     async def story() -> None:
-        async with Kubelet(root, timeouts=Timeouts().scaled(0.001)) as kubelet, registered(kubelet) as plugin:
+        async with Kubelet(root, timeouts=Timeouts(grace=0.3, prestart=0.03)) as kubelet, registered(kubelet) as plugin:
             plugin.hold.clear()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
