@@ -4,8 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
-# Many tests wait for each other's processes rather than compute: one more worker than there are cores.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Many tests wait for each other's processes rather than compute: two more workers than there are cores.
+WORKERS ?= $(shell expr $$(nproc) + 2)
 
 .PHONY: prebuilt wheels always can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers image python emulated meta proto bench setup clean
 

@@ -130,6 +130,8 @@ def test_a_pod_has_three_networks_and_its_object_says_so(rig: Rig, pod: Sandbox)
 
 def test_a_pod_comes_and_goes_while_the_api_server_is_down_and_is_told_of_later(rig: Rig, pod: Sandbox) -> None:
     args = rig.pod("lone", "blue,green")
+    rig.attach("lone", pod, args, networks="blue,green")  # both networks are known now
+    rig.detach("lone", pod)
     rig.control.kill_api()
     try:
         rig.attach("lone", pod, args, networks="blue,green")

@@ -47,7 +47,7 @@ def test_nothing_is_left_of_an_add_that_was_killed(
             server.heard.clear()
         next_daemon(scratch, netns)
         until(lambda: is_settled(server))
-    assert seen == {dhcp.DISCOVER, dhcp.REQUEST}
+    assert {dhcp.DISCOVER, dhcp.REQUEST} <= seen
     assert records(scratch) == []
 
 

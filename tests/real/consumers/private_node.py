@@ -32,6 +32,7 @@ from nodeplug.testing.waiting import PATIENCE
 
 ADDRESS: Final = "10.230.0.2"
 """The node's own address, on a link without peers."""
+KUBELETS: Final = ("kubepods", "burstable", "besteffort")
 ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 KERNEL_SETTINGS: Final = tuple(
     f"/proc/sys/{name}"
@@ -145,13 +146,14 @@ class PrivateNode:
         """Take an inventory from inside, the cgroups of consumers included.
 
         What the machine had mounted when the node was made is left out, and so are loop devices on other folders, the
-        node's own cgroup and kubelet's in it, which containerd 2 removes with the last pod, and the version 2 tree
-        beside version 1 trees, in which runc makes folders that kubelet 1.20 does not know of.
+        node's own cgroup and kubelet's in it, which come with its first pods and which containerd 2 removes with the
+        last one, and the version 2 tree beside version 1 trees, in which runc makes folders that kubelet 1.20 does not
+        know of.
         """
         cgroups = [
             f"cgroup {path}"
             for path in cgroups_of(self.cgroup)
-            if path.name not in (self.cgroup, "kubepods") and not path.is_relative_to(CGROUPS / "unified")
+            if path.name not in (self.cgroup, *KUBELETS) and not path.is_relative_to(CGROUPS / "unified")
         ]
         return Inventory(frozenset([*self._look(*folders), *cgroups]) - self._inherited)
 
