@@ -70,13 +70,15 @@ class ClusterView:
                 continue
             members = self.tracker.inventory.members_of(entry.resource)
             cards = [self._card(entry, sharing, member) for member in members]
+            held = self._held(entry)
             found = FreeMemory(
                 entry.resource,
                 0,
                 sharing.unit,
                 entry.policy,
                 tuple(sorted(cards, key=lambda one: (one.minor, one.key))),
-                tuple(sorted(set(self._holders(entry)))),
+                tuple(held),
+                tuple(held.values()),
             )
             known = self._known.get(entry.resource)
             if known is None or replace(known, seq=0) != found:
@@ -97,12 +99,25 @@ class ClusterView:
         free = max(units - len(held) - more, 0)
         return FreeCard(card_key(card.uuid), card.uuid, card.minor, units, free, member.healthy)
 
-    def _holders(self, entry: Memory) -> Iterator[PodName]:
-        """Yield the pods whose units are counted as held; not those that kubelet has not reported yet."""
+    def _held(self, entry: Memory) -> Mapping[PodName, Mapping[str, int]]:
+        """Return the units by card of the pods that are counted as holders, in order of the pods.
+
+        Not those that kubelet has not reported yet. What a pod's init container has left to it is its own, whose name
+        is known, and not also that of a holder of which the uid alone is.
+        """
+        found: dict[PodName, dict[str, int]] = {}
         for member in self.tracker.inventory.members_of(entry.resource):
-            for one in report.allocations_of(self.tracker.inventory, entry, member.card.uuid):
-                if one.container.pod:
-                    yield PodName(one.container.namespace or _NOBODY, one.container.pod)
+            card, told = card_key(member.card.uuid), set[str]()
+            held = report.allocations_of(self.tracker.inventory, entry, member.card.uuid)
+            for one in sorted(held, key=lambda one: one.container.namespace in {"", _NOBODY}):
+                if not one.container.pod:
+                    continue
+                units = found.setdefault(PodName(one.container.namespace or _NOBODY, one.container.pod), {})
+                fresh = set(one.ids) - told
+                told |= fresh if one.orphaned is None else set()
+                more = len(fresh) if one.orphaned is None else report.in_units(self.tracker, entry, member, one)
+                units[card] = units.get(card, 0) + more
+        return dict(sorted(found.items()))
 
     # --- pods
 

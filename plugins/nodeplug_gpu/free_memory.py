@@ -5,6 +5,7 @@ Refuses: I/O, and everything else of this plugin: whoever decides about pods els
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
@@ -74,6 +75,7 @@ class FreeMemory:
         policy: how a card is chosen among those that fit: `binpack` or `spread`, as `placement` has them.
         cards: all that are advertised, in the order of their minors.
         pods: whose units are not free, in order.
+        held: units of each of `pods` by card, in the same order; empty if the writer did not say.
     """
 
     resource: str
@@ -82,6 +84,7 @@ class FreeMemory:
     policy: str
     cards: tuple[FreeCard, ...]
     pods: tuple[PodName, ...] = ()
+    held: tuple[Mapping[str, int], ...] = ()
 
 
 def annotation_of(resource: str) -> str:
@@ -117,6 +120,8 @@ def encode(free: FreeMemory) -> str:
         "cards": cards,
         "pods": [str(one) for one in free.pods],
     }
+    if free.held:
+        document["held"] = [dict(one) for one in free.held]
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -139,13 +144,18 @@ def decode(text: str) -> FreeMemory:
     policy = _get(document, "policy", str)
     if policy not in _POLICIES:
         raise Unreadable(f"its policy is {policy!r}, not one of {', '.join(_POLICIES)}")
+    pods = tuple(map(_pod, _get(document, "pods", list)))
+    held = tuple(map(_held, _get(document, "held", list))) if "held" in document else ()
+    if held and len(held) != len(pods):
+        raise Unreadable(f"it has {len(pods)} pods, and says of {len(held)} what they hold")
     return FreeMemory(
         resource=_get(document, "resource", str),
         seq=_count(document, "seq"),
         unit=_count(document, "unit", 1),
         policy=policy,
         cards=cards,
-        pods=tuple(map(_pod, _get(document, "pods", list))),
+        pods=pods,
+        held=held,
     )
 
 
@@ -170,6 +180,12 @@ def _pod(found: Any) -> PodName:
     if len(parts) not in {2, 3} or not all(parts):
         raise Unreadable(f"{found!r} is no pod: namespace/name or namespace/name/uid")
     return PodName(*parts)
+
+
+def _held(found: Any) -> Mapping[str, int]:
+    if not isinstance(found, dict):
+        raise Unreadable(f"what one of its pods holds is {found!r}")
+    return {card: _count(found, card) for card in found}
 
 
 def _get(found: dict[str, Any], key: str, kind: type[Any]) -> Any:

@@ -24,20 +24,29 @@ def single_card(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
     taken = set(must)
     free = {card: [name for name in names if name not in taken] for card, names in by_card(request.available).items()}
     wanted = max(request.size - len(must), 0)
-    card = _card_for(free, list(by_card(must)), wanted, policy)
+    card = card_for({card: len(names) for card, names in free.items()}, list(by_card(must)), wanted, policy)
     return must + (free[card][:wanted] if card is not None else [])
 
 
-def _card_for(
-    free: Mapping[CardKey, Sequence[DeviceId]], pinned: Sequence[CardKey], wanted: int, policy: Policy
-) -> CardKey | None:
+def card_for(free: Mapping[CardKey, int], pinned: Sequence[CardKey], wanted: int, policy: Policy) -> CardKey | None:
+    """Choose the card of a container by what is free on each; whoever plans for another node asks the same.
+
+    Args:
+        free: units by card.
+        pinned: cards of units that the container gets in any case.
+        wanted: units beyond those.
+        policy: of the resource.
+
+    Returns:
+        A card that fits, or the largest if none does: then it has less than `wanted`. None without cards.
+    """
     if pinned:
         return pinned[0] if pinned[0] in free else None
-    fitting = [card for card, names in free.items() if len(names) >= wanted]
+    fitting = [card for card, left in free.items() if left >= wanted]
     if not fitting:
-        return max(free, key=lambda card: (len(free[card]), card), default=None)
+        return max(free, key=lambda card: (free[card], card), default=None)
     sign = 1 if policy == "binpack" else -1
-    return min(fitting, key=lambda card: (sign * len(free[card]), card))
+    return min(fitting, key=lambda card: (sign * free[card], card))
 
 
 def distributed(request: DevicePrefer, policy: Policy) -> list[DeviceId]:

@@ -30,6 +30,12 @@ def test_the_form_is_the_documented_one() -> None:
     assert decode(TEXT) == FREE
 
 
+def test_what_each_pod_holds_is_told_by_card_and_may_be_left_out() -> None:
+    told = replace(FREE, held=({"8a5e0c11": 6}, {"8a5e0c11": 30, "01ab23cd": 0}, {"8a5e0c11": 10}))
+    assert encode(told) == f'{TEXT[:-1]},"held":[{{"8a5e0c11":6}},{{"8a5e0c11":30,"01ab23cd":0}},{{"8a5e0c11":10}}]}}'
+    assert decode(encode(told)) == told
+
+
 def test_keys_of_later_versions_are_passed_over() -> None:
     assert decode(json.dumps({**json.loads(TEXT), "more": 1})) == FREE
 
@@ -54,6 +60,9 @@ def test_keys_of_later_versions_are_passed_over() -> None:
         ({"cards": 2 * [{"key": "a", "uuid": "b", "minor": 0, "units": 1, "free": 1, "healthy": True}]}, "one key"),
         ({"pods": ["web"]}, "is no pod"),
         ({"pods": ["a/b/c/d"]}, "is no pod"),
+        ({"held": [{}]}, "3 pods, and says of 1"),
+        ({"held": [1, {}, {}]}, "one of its pods holds is 1"),
+        ({"held": [{"8a5e0c11": -1}, {}, {}]}, "'8a5e0c11' is -1"),
     ],
 )
 def test_another_form_is_refused_with_a_sentence(change: dict[str, Any], told: str) -> None:
@@ -88,4 +97,5 @@ def test_a_long_resource_has_a_valid_annotation_that_no_other_has() -> None:
 def test_a_node_of_eight_cards_and_250_pods_fits() -> None:
     cards = tuple(FreeCard(f"{n:08x}", f"GPU-{'0' * 36}", n, 79, 0) for n in range(8))
     pods = tuple(PodName("namespace-of-a-team", f"a-deployment-{'x' * 20}-{n}") for n in range(250))
-    assert len(encode(replace(FREE, cards=cards, pods=pods))) < 20_000
+    held = tuple({cards[number % 8].key: 10} for number in range(250))
+    assert len(encode(replace(FREE, cards=cards, pods=pods, held=held))) < 24_000

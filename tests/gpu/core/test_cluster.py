@@ -94,6 +94,27 @@ def test_a_reader_knows_the_card_of_every_pod_before_kubelet_does(
     assert refused > 0
 
 
+def test_it_is_told_which_pod_holds_what_of_each_card(gpu_node: Any, tmp_path: Path) -> None:
+    node = gpu_node(tmp_path / "n", "spread", 1)
+
+    async def fill() -> None:
+        await node.admit("two", "a", 20)
+        await node.admit("two", "b", 15)
+        await node.admit("one", "main", 7)
+        await node.admit("late", "early", 6, init=True)
+        await node.admit("late", "main", 2)
+
+    asyncio.run(fill())
+    node.pass_time(10)
+    free = published(view_of(node))
+    told = {one.name: dict(held) for one, held in zip(free.pods, free.held, strict=True)}
+    listed = {pod: by_card(map(DeviceId, node.ids(pod, "main"))) for pod in ("one", "late")}
+    assert told["one"] == {card: len(ids) for card, ids in listed["one"].items()}
+    assert told["late"] == {card: len(ids) for card, ids in listed["late"].items()}
+    assert sorted(told["two"].values()) == [15, 20]
+    assert sum(sum(held.values()) for held in free.held) == sum(one.units - one.free for one in free.cards)
+
+
 def test_a_grant_that_kubelet_has_not_reported_is_not_in_the_figures(gpu_node: Any, tmp_path: Path) -> None:
     node = gpu_node(tmp_path / "n", "binpack", 1)
     view = view_of(node)

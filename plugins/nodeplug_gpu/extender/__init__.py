@@ -1,0 +1,1 @@
+"""A scheduler extender that knows what is free on each card; see docs/scheduler.md."""

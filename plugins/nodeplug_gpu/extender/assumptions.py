@@ -1,0 +1,132 @@
+"""Pods that are under way to a node: bound, or about to be, and not yet in what the node says.
+
+Owns: from when to when a pod counts as under way, in the order in which they were bound. Any thread may ask.
+Refuses: I/O, and to know what a node says: callers bring its annotation.
+"""
+
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from nodeplug_gpu.extender.wants import Want
+from nodeplug_gpu.free_memory import FreeMemory, PodName
+
+SETTLED: Final = 60.0
+"""Seconds after which nobody has an annotation any more that is older than one that named the pod."""
+REPLACED: Final = 15.0
+"""Seconds in which a node has noticed that a pod was replaced by one of the same name; podresources is read every 10."""
+_NO_SEQ: Final = -1
+
+
+@dataclass(slots=True)
+class Assumed:
+    """A pod on its way.
+
+    Attributes:
+        uid: of the pod.
+        namespace: of the pod.
+        name: of the pod.
+        node: to which it goes.
+        wants: of its containers.
+        since: when it was assumed.
+        former: number of the annotation that named a pod of this name when this one was assumed: its predecessor,
+            whose units are not free yet. -1 without one.
+        shown: number of the first annotation that is known to name this pod; -1 while there is none.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    wants: Sequence[Want]
+    since: float
+    former: int = _NO_SEQ
+    shown: int = _NO_SEQ
+
+    def see(self, published: FreeMemory, now: float) -> bool:
+        """Take note of an annotation of its node; return whether its units are in the figures, or were and are free."""
+        if self.shown == _NO_SEQ:
+            if not names(published, self.namespace, self.name, self.uid):
+                self.former = _NO_SEQ
+            elif self.former == _NO_SEQ or (published.seq > self.former and now - self.since > REPLACED):
+                self.shown = published.seq
+        return self.shown != _NO_SEQ and published.seq >= self.shown
+
+
+class Assumptions:
+    """All pods that are under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._nodes: dict[str, dict[str, Assumed]] = {}
+        self._node_of: dict[str, str] = {}
+
+    def assume(self, pod: Assumed, published: FreeMemory | None) -> None:
+        """Count a pod as under way from now on; one that is known keeps its place.
+
+        Args:
+            pod: which.
+            published: the last annotation of its node; None if it is not known.
+        """
+        with self._lock:
+            if self._node_of.get(pod.uid) == pod.node:
+                return
+            if published is not None and names(published, pod.namespace, pod.name):
+                pod.former = published.seq
+            self._forget(pod.uid)
+            self._nodes.setdefault(pod.node, {})[pod.uid] = pod
+            self._node_of[pod.uid] = pod.node
+
+    def forget(self, uid: str) -> None:
+        """Count a pod no longer: it was not bound, or is gone."""
+        with self._lock:
+            self._forget(uid)
+
+    def under_way(
+        self, node: str, published: FreeMemory, now: float, but: Collection[str] = ()
+    ) -> Sequence[Sequence[Want]]:
+        """Return what each pod wants that goes to a node and is not in an annotation, in the order of their binding.
+
+        Args:
+            node: its name.
+            published: an annotation of the node.
+            now: by the clock of `Assumed.since`.
+            but: UIDs of pods that do not count.
+        """
+        with self._lock:
+            here = self._nodes.get(node, {}).values()
+            return [one.wants for one in here if not one.see(published, now) and one.uid not in but]
+
+    def waiting(self, now: float, longer: float) -> Sequence[Assumed]:
+        """Return the pods that no annotation has named for a while; forget those that one named long ago."""
+        with self._lock:
+            known = [one for here in self._nodes.values() for one in here.values()]
+            for one in known:
+                if one.shown != _NO_SEQ and now - one.since > SETTLED:
+                    self._forget(one.uid)
+            return [one for one in known if one.shown == _NO_SEQ and now - one.since > longer]
+
+    def __len__(self) -> int:
+        """Return how many are remembered, those of the last minute among them that their node has named."""
+        with self._lock:
+            return len(self._node_of)
+
+    def _forget(self, uid: str) -> None:
+        node = self._node_of.pop(uid, None)
+        if node is not None:
+            del self._nodes[node][uid]
+            if not self._nodes[node]:
+                del self._nodes[node]
+
+
+def names(published: FreeMemory, namespace: str, name: str, uid: str = "") -> bool:
+    """Whether an annotation names a pod: by its UID where it has one, else by its name."""
+    return any(is_pod(one, namespace, name, uid) for one in published.pods)
+
+
+def is_pod(one: PodName, namespace: str, name: str, uid: str) -> bool:
+    """Whether a holder is a pod; without a UID, whichever has the name."""
+    if one.namespace == "?":
+        return bool(uid) and one.name == uid
+    return (one.namespace, one.name) == (namespace, name) and (not one.uid or not uid or one.uid == uid)
