@@ -15,7 +15,7 @@ from nodeplug_gpu.free_memory import FreeMemory, PodName
 SETTLED: Final = 60.0
 """Seconds after which nobody has an annotation any more that is older than one that named the pod."""
 REPLACED: Final = 15.0
-"""Seconds in which a node has noticed that a pod was replaced by one of the same name; podresources is read every 10."""
+"""Seconds in which a node notices that a pod was replaced by one of its name; podresources is read every 10."""
 _NO_SEQ: Final = -1
 
 

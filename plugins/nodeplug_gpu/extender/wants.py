@@ -29,7 +29,7 @@ class Want:
 
 
 def wants_of(pod: Mapping[str, Any], resource: str) -> tuple[Want, ...]:
-    """Return what a pod wants, init containers first, as kubelet goes through them; those that want nothing are left out.
+    """Return what a pod wants, in kubelet's order: init containers first. Containers that want nothing are left out.
 
     Raises:
         InvalidRequest: a limit is no quantity; the API server admits no such pod.

@@ -1,4 +1,4 @@
-"""The extender's model and kubelet agree: whom it admits, kubelet admits on that card, and whom it rejects, kubelet does."""
+"""The extender's model and kubelet agree: whom it admits kubelet admits, on that card; whom it rejects kubelet rejects."""
 
 import asyncio
 import tempfile

@@ -58,6 +58,7 @@ BUNDLED: Final = (
     "firewall",
     "networks",
     "hostdev",
+    "gpu-extender",
     "tmpfs",
     "loopfile",
     "hostdir",

@@ -1,0 +1,273 @@
+"""The plugin itself: kube-scheduler's questions, answered from what nodes say of their cards and what is under way.
+
+Owns: the verdicts and their sentences, what is remembered between calls, and the thread that looks after pods.
+Refuses: to choose a node, which is the scheduler's, and to reserve anything before `bind`.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from nodeplug import (
+    Claim,
+    Example,
+    ExtenderBind,
+    ExtenderClaim,
+    ExtenderFilter,
+    ExtenderPreempt,
+    ExtenderPrioritize,
+    ExtenderVerdict,
+    ExtenderVictims,
+    Host,
+    InvalidRequest,
+    NotFound,
+    NotSupported,
+    PluginError,
+    TryAgain,
+    Uncertain,
+    hookimpl,
+)
+from nodeplug_gpu.extender.api import Api, is_finished, node_of, uid_of
+from nodeplug_gpu.extender.assumptions import Assumed, Assumptions
+from nodeplug_gpu.extender.config import ExtenderConfig
+from nodeplug_gpu.extender.model import NodeModel
+from nodeplug_gpu.extender.nodes import Nodes
+from nodeplug_gpu.extender.victims import frees
+from nodeplug_gpu.extender.wants import Want, wants_of
+from nodeplug_gpu.free_memory import FreeCard, FreeMemory, Unreadable, annotation_of, encode
+
+_LATE: Final = 5.0
+"""Seconds after which a node should have named a pod that was bound to it."""
+_PREEMPTING: Final = 3.0
+"""Seconds for reading nodes in one preemption; those that are not read by then are left out."""
+_REMEMBERED: Final = 10_000
+"""Pods between filter and bind."""
+_EXAMPLE: Final = FreeMemory(
+    "aliyun.com/gpu-mem", 1, 1 << 30, "binpack", (FreeCard("8a5e0c11", "GPU-8a5e", 0, 24, 20),)
+)
+
+
+class GpuExtender:
+    """A scheduler extender that knows the cards of nodes."""
+
+    Config = ExtenderConfig
+    isolation = "thread"
+    example: ClassVar[Example] = {
+        "extender": {
+            "pod": {
+                "metadata": {"name": "train", "namespace": "default", "uid": "c0ffee"},
+                "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": "16"}}}]},
+            },
+            "nodes": {
+                "node-1": {
+                    "metadata": {"name": "node-1", "annotations": {annotation_of(_EXAMPLE.resource): encode(_EXAMPLE)}}
+                },
+                "node-2": {"metadata": {"name": "node-2"}},
+            },
+        }
+    }
+
+    def __init__(self, config: ExtenderConfig, host: Host) -> None:
+        self._config, self._host = config, host
+        self._nodes, self._assumptions = Nodes(config.resource), Assumptions()
+        self._api = Api(config.api) if config.api is not None else None
+        self._wanted: dict[str, Sequence[Want]] = {}
+        self._binding = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._trouble = ""
+        self._absent = f"it publishes no free {config.resource} by card"
+        self._unreadable = f"what it publishes of free {config.resource} cannot be read"
+        self._full = f"no single card has enough free {config.resource}"
+        self._small = f"no card is large enough for the {config.resource} of a container"
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        """Claim the path of the extender."""
+        return [ExtenderClaim(self._config.extender)]
+
+    @hookimpl
+    def start(self) -> None:
+        """Look after pods under way, where the API server can be asked. May be called again after `stop`."""
+        if self._api is None:
+            return
+        self._ended = threading.Event()
+        looking = (self._api, self._config.api.look if self._config.api else _LATE, self._ended)
+        self._thread = threading.Thread(target=self._look_after, args=looking, name="gpu-extender:look", daemon=True)
+        self._thread.start()
+
+    @hookimpl
+    def stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(2)
+
+    @hookimpl
+    def inspect(self) -> Mapping[str, Any]:
+        """Report what is known."""
+        return {"nodes": len(self._nodes), "pods_under_way": len(self._assumptions), "api_server": self._trouble}
+
+    # --- kube-scheduler's questions
+
+    @hookimpl
+    def extender_filter(self, request: ExtenderFilter) -> ExtenderVerdict:
+        """Leave the nodes on which each container of the pod gets its units of one card.
+
+        Raises:
+            InvalidRequest: the scheduler sends names of nodes alone.
+        """
+        wants = self._wants(request.pod)
+        if not wants:
+            return ExtenderVerdict(nodes=tuple(request.nodes))
+        left, failed, unresolvable = [], {}, {}
+        for name, node in request.nodes.items():
+            try:
+                model = self._model(name, node, uid_of(request.pod))
+            except Unreadable:
+                unresolvable[name] = self._unreadable
+                continue
+            verdict = model.judge(wants) if model is not None else ""
+            if verdict == "fits":
+                left.append(name)
+            elif verdict == "full":
+                failed[name] = self._full
+            else:
+                unresolvable[name] = self._small if verdict else self._absent
+        return ExtenderVerdict(nodes=tuple(left), failed=failed, unresolvable=unresolvable)
+
+    @hookimpl
+    def extender_prioritize(self, request: ExtenderPrioritize) -> Mapping[str, int]:
+        """Score nodes by the card that the pod would get."""
+        wants, scores = self._wants(request.pod), {}
+        for name, node in request.nodes.items() if wants else ():
+            try:
+                model = self._model(name, node, uid_of(request.pod))
+            except Unreadable:
+                continue
+            scores[name] = model.score(wants, self._config.score) if model is not None else 0
+        return scores
+
+    @hookimpl
+    def extender_preempt(self, request: ExtenderPreempt) -> Mapping[str, ExtenderVictims]:
+        """Keep the nodes on which a card fits once the victims are gone; without an API server, none.
+
+        The victims stay as they are: the scheduler names no more than it needs for what it counts itself.
+        """
+        wants = self._wants(request.pod)
+        if not wants:
+            return request.victims
+        deadline = time.monotonic() + _PREEMPTING
+        kept = {}
+        for name, victims in request.victims.items():
+            if self._api is None or time.monotonic() > deadline:
+                break
+            published = self._read_now(self._api, name)
+            held = frees(published, victims.objects) if published is not None else None
+            if published is None or held is None:
+                continue
+            under_way = self._assumptions.under_way(name, published, time.monotonic(), but=victims.pods)
+            if NodeModel.of(published, under_way).without(held).place(wants) is not None:
+                kept[name] = victims
+        return kept
+
+    @hookimpl
+    def extender_bind(self, request: ExtenderBind) -> None:
+        """Bind a pod, if it still fits: from now on its units count as taken.
+
+        Raises:
+            NotSupported: no API server is configured.
+            TryAgain: another pod has come first.
+            PluginError: the API server refuses.
+        """
+        if self._api is None:
+            raise NotSupported(
+                "add [api] to the config of this plugin, or leave out bindVerb: kube-scheduler binds then"
+            )
+        self._assume(self._api, request)
+        try:
+            self._api.bind(request.namespace, request.pod, request.uid, request.node)
+        except Uncertain:
+            raise  # it counts until the pod can be read again
+        except BaseException:
+            self._assumptions.forget(request.uid)
+            raise
+
+    # --- what is known
+
+    def _assume(self, api: Api, request: ExtenderBind) -> None:
+        wants = self._wanted.get(request.uid)
+        if wants is None:  # it was filtered before this instance began
+            pod = api.pod(request.namespace, request.pod)
+            if pod is None or uid_of(pod) != request.uid:
+                raise NotFound(f"pod {request.namespace}/{request.pod} with UID {request.uid} is gone")
+            wants = wants_of(pod, self._config.resource)
+        if not wants:
+            return
+        published = self._nodes.last(request.node) or self._read_now(api, request.node)
+        if published is None:
+            raise TryAgain(f"node {request.node}: {self._absent}")
+        now = time.monotonic()
+        with self._binding:  # two pods must not be judged by one card's last units
+            others = self._assumptions.under_way(request.node, published, now, but=[request.uid])
+            if NodeModel.of(published, others).place(wants) is None:
+                raise TryAgain(f"node {request.node}: {self._full}: another pod has come first")
+            made = Assumed(request.uid, request.namespace, request.pod, request.node, wants, now)
+            self._assumptions.assume(made, published)
+
+    def _wants(self, pod: Mapping[str, Any]) -> Sequence[Want]:
+        wants, uid = wants_of(pod, self._config.resource), uid_of(pod)
+        if uid:
+            if len(self._wanted) >= _REMEMBERED:
+                self._wanted.clear()
+            self._wanted[uid] = wants
+        return wants
+
+    def _model(self, name: str, node: Mapping[str, Any] | None, uid: str) -> NodeModel | None:
+        if node is None:
+            raise InvalidRequest(
+                "kube-scheduler sends names of nodes alone: set nodeCacheCapable: false for this extender, which reads "
+                "their annotations"
+            )
+        published = self._nodes.read(name, node)
+        if published is None:
+            return None
+        return NodeModel.of(published, self._assumptions.under_way(name, published, time.monotonic(), but=[uid]))
+
+    def _read_now(self, api: Api, name: str) -> FreeMemory | None:
+        """Ask what a node says now; None if it says nothing that can be read."""
+        node = api.node(name)
+        try:
+            return self._nodes.read(name, node) if node is not None else None
+        except Unreadable:
+            return None
+
+    # --- the thread that looks after pods under way -------------------------------------------------------------
+
+    def _look_after(self, api: Api, every: float, ended: threading.Event) -> None:
+        while True:
+            try:
+                self._look(api)
+                self._trouble = ""
+            except PluginError as error:
+                if self._trouble != error.message:
+                    self._host.log.warning("pods under way cannot be looked after: %s", error.message)
+                self._trouble = error.message
+            except Exception:
+                self._host.log.exception("pods under way could not be looked after; it is tried again")
+            if ended.wait(every):
+                return
+
+    def _look(self, api: Api) -> None:
+        """Learn of pods that others have bound, and forget those that will never be named by a node."""
+        for pod in api.bound_and_pending():
+            wants, metadata = wants_of(pod, self._config.resource), pod.get("metadata") or {}
+            if wants:
+                name = node_of(pod)
+                found = Assumed(uid_of(pod), metadata["namespace"], metadata["name"], name, wants, time.monotonic())
+                self._assumptions.assume(found, None)  # of a name that is known already, it is this very pod
+        for one in self._assumptions.waiting(time.monotonic(), _LATE):
+            current = api.pod(one.namespace, one.name)
+            if current is None or uid_of(current) != one.uid or node_of(current) != one.node or is_finished(current):
+                self._assumptions.forget(one.uid)
