@@ -207,4 +207,4 @@ def test_pods_that_no_node_names_are_told_after_a_while_and_named_ones_are_forgo
     known.assume(assumed("late", 3, since=SETTLED), None)
     under_way(known, node(9, 20, "default/named", seq=2))
     assert [one.name for one in known.waiting(SETTLED + 1, 5.0)] == ["lost"]
-    assert len(known) == 2
+    assert (len(known), known.unnamed) == (2, 2)

@@ -107,6 +107,12 @@ class Assumptions:
                     self._forget(one.uid)
             return [one for one in known if one.shown == _NO_SEQ and now - one.since > longer]
 
+    @property
+    def unnamed(self) -> int:
+        """How many no annotation has named yet, as far as anybody has asked."""
+        with self._lock:
+            return sum(one.shown == _NO_SEQ for here in self._nodes.values() for one in here.values())
+
     def __len__(self) -> int:
         """Return how many are remembered, those of the last minute among them that their node has named."""
         with self._lock:

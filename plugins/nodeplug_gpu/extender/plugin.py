@@ -107,7 +107,7 @@ class GpuExtender:
     @hookimpl
     def inspect(self) -> Mapping[str, Any]:
         """Report what is known."""
-        return {"nodes": len(self._nodes), "pods_under_way": len(self._assumptions), "api_server": self._trouble}
+        return {"nodes": len(self._nodes), "pods_under_way": self._assumptions.unnamed, "api_server": self._trouble}
 
     # --- kube-scheduler's questions
 

@@ -1,4 +1,4 @@
-"""The extender's model and kubelet agree: whom it admits kubelet admits, on that card; whom it rejects kubelet rejects."""
+"""The extender's model and kubelet agree: on whom each of them admits, on the cards, and on whom they reject."""
 
 import asyncio
 import tempfile

@@ -71,9 +71,12 @@ def test_nodes_are_liked_by_the_card_that_the_pod_gets(make_node: Make, score: s
 
 
 def test_a_scheduler_that_sends_names_alone_is_told_what_to_change(make_node: Make) -> None:
-    with asking(make_node(PLUGIN), "gpu-mem", **{**OPTIONS, "node_cache_capable": True}) as scheduler:
-        with pytest.raises(ExtenderFailure, match="set nodeCacheCapable: false"):
-            scheduler.filter(wanting("one", 1), ["a"])
+    options, told = {**OPTIONS, "node_cache_capable": True}, "set nodeCacheCapable: false"
+    with (
+        asking(make_node(PLUGIN), "gpu-mem", **options) as scheduler,
+        pytest.raises(ExtenderFailure, match=told),
+    ):
+        scheduler.filter(wanting("one", 1), ["a"])
 
 
 def test_without_an_api_server_nobody_is_evicted_and_no_pod_bound(make_node: Make) -> None:
