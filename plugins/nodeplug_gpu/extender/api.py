@@ -4,6 +4,7 @@ Owns: a Binding and how its success is known, and reading one pod, one node, and
 Refuses: to watch, to retry (kube-scheduler does), and to keep connections or credentials.
 """
 
+import http.client
 import json
 import os
 import ssl
@@ -49,6 +50,7 @@ class Api:
         """Bind a pod to a node; succeed if it is bound to that node already, also by an earlier call of this.
 
         Raises:
+            NotReady: the API server cannot be asked.
             PluginError: it is not bound to it.
             Uncertain: nobody knows whether it is.
         """
@@ -57,6 +59,8 @@ class Api:
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         try:
             self._ask("POST", f"{_pod_path(namespace, name)}/binding", body)
+        except NotReady:
+            raise  # it was not even asked
         except PluginError as error:
             self._look(namespace, name, uid, node, error)
 
@@ -95,26 +99,36 @@ class Api:
             raise
 
     def _ask(self, method: str, path: str, body: Object | None = None) -> Object:
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        data = json.dumps(body).encode() if body is not None else None
+        url = f"{self._server()}{path}"
         try:
-            trust = ssl.create_default_context(cafile=self._config.ca)
-            if self._config.certificate is not None:
-                trust.load_cert_chain(self._config.certificate, self._config.key)
-            if self._config.token is not None:
-                headers["Authorization"] = f"Bearer {self._config.token.read_text().strip()}"
+            opener, headers = self._opener(), self._headers()
         except (OSError, ValueError) as error:
             raise NotReady(f"a file of [api] cannot be used: {error}") from None
-        data = json.dumps(body).encode() if body is not None else None
-        asked = urllib.request.Request(f"{self._server()}{path}", data, headers, method=method)  # noqa: S310 - https
+        asked = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 - it is https
         try:
-            with urllib.request.urlopen(asked, timeout=_TIMEOUT, context=trust) as answer:  # noqa: S310 - see above
+            with opener.open(asked, timeout=_TIMEOUT) as answer:
                 found: Object = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:
             with error:
                 raise Refused(f"the API server refuses: {_message(error.read())}", error.code) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise TryAgain(f"the API server does not answer: {error}") from None
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        trust = ssl.create_default_context(cafile=self._config.ca)
+        if self._config.certificate is not None:
+            trust.load_cert_chain(self._config.certificate, self._config.key)
+        # A proxy of the environment is for the world outside the cluster.
+        no_proxy = urllib.request.ProxyHandler({})
+        return urllib.request.build_opener(no_proxy, urllib.request.HTTPSHandler(context=trust))
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if (token := self._config.token_file) is not None:
+            headers["Authorization"] = f"Bearer {token.read_text(encoding='ascii').strip()}"
+        return headers
 
     def _server(self) -> str:
         if self._config.server:

@@ -25,7 +25,7 @@ class ApiServer(_Model):
         "", description="Such as https://10.0.0.1:6443; empty in a pod: from its environment."
     )
     token: Path | None = Field(
-        _ACCOUNT / "token", description="A file with a bearer token; it is read for each request."
+        None, description="A file with a bearer token, read for each request; in a pod, its account's by default."
     )
     ca: Path = Field(_ACCOUNT / "ca.crt", description="A file with the authority of the server's certificate.")
     certificate: Path | None = Field(
@@ -33,6 +33,11 @@ class ApiServer(_Model):
     )
     key: Path | None = Field(None, description="The file with its key.")
     look: Seconds = Field(10.0, description="How often pods are read that are bound and not running yet.")
+
+    @property
+    def token_file(self) -> Path | None:
+        """Where the token is: without a token and a certificate, that of the pod's ServiceAccount."""
+        return _ACCOUNT / "token" if self.token is None and self.certificate is None else self.token
 
     @model_validator(mode="after")
     def _pair(self) -> "ApiServer":
