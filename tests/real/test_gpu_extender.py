@@ -1,9 +1,11 @@
 """A real kube-scheduler asks the extender that knows the cards; nodes are objects that say what a daemon would."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ ca = "{ca}"
 look = "500ms"
 """
 VERBS = {"filterVerb": "filter", "prioritizeVerb": "prioritize", "preemptVerb": "preempt", "bindVerb": "bind"}
+RULE = re.compile(r'^- \{apiGroups: \[""\], resources: \[(\S+)\], verbs: \[(.+)\]\}$', re.MULTILINE)
 Put = Callable[..., None]
 MERGE = "application/merge-patch+json"
 
@@ -64,11 +67,28 @@ def cards(cluster: ControlPlane) -> Iterator[Cards]:
         cluster.call("DELETE", f"/api/v1/nodes/{name}")
 
 
+def account(cluster: ControlPlane) -> str:
+    """Make an account with the rights that the page tells, and return a token of it."""
+    name, rbac = "gpu-extender", "/apis/rbac.authorization.k8s.io/v1"
+    found = RULE.findall((Path(__file__).parents[2] / "docs" / "scheduler.md").read_text(encoding="utf-8"))
+    rules = [{"apiGroups": [""], "resources": [one], "verbs": verbs.split(", ")} for one, verbs in found]
+    assert len(rules) == 3
+    cluster.call("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": name}})
+    cluster.call("POST", f"{rbac}/clusterroles", {"metadata": {"name": name}, "rules": rules})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    who = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
+    made = {"metadata": {"name": name}, "roleRef": role, "subjects": [who]}
+    cluster.call("POST", f"{rbac}/clusterrolebindings", made)
+    asked = {"spec": {"expirationSeconds": 3600}}
+    token = cluster.call("POST", f"/api/v1/namespaces/default/serviceaccounts/{name}/token", asked)
+    return str(token["status"]["token"])
+
+
 @pytest.fixture(scope="module")
 def daemon(cluster: ControlPlane, cards: Cards) -> Iterator[ScratchNode]:
     root, token = cluster.folder / "gpu-extender", cluster.folder / "gpu-extender-token"
     root.mkdir()
-    token.write_text(cluster.token)
+    token.write_text(account(cluster))
     extender = {"urlPrefix": f"http://{ADDRESS}/gpu-mem", "nodeCacheCapable": False, "weight": 1, **VERBS}
     cluster.start_scheduler("cards", [{**extender, "managedResources": [{"name": MEM}]}])
     plugin = PLUGIN.format(address=ADDRESS, server=cluster.server, token=token, ca=cluster.authority)
@@ -101,8 +121,9 @@ def put(cluster: ControlPlane, cards: Cards, daemon: ScratchNode) -> Iterator[Pu
 
 
 def under_way(daemon: ScratchNode) -> int:
-    asked = daemon.run("inspect", "gpu-extender")
-    return int(json.loads(asked.stdout)["gpu-extender"]["pods_under_way"])
+    told = json.loads(daemon.run("inspect", "gpu-extender").stdout)["gpu-extender"]
+    assert told["api_server"] == "", "its account lacks a right"
+    return int(told["pods_under_way"])
 
 
 def place(cluster: ControlPlane, name: str) -> str:
