@@ -9,8 +9,9 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug import CniCheck, CniStatus, Host, hookimpl
 from nodeplug.fields import CniExecutable
+from nodeplug_net import verbs_plugin
 from nodeplug_net.level.containers import Containers
 from nodeplug_net.level.events import Interest
 from nodeplug_net.level.kept_plugin import KeptPlugin
@@ -29,33 +30,18 @@ class ChainedConfig(BaseModel):
     status_containers: bool = IN_STATUS
 
 
-class Verbs(Protocol):
-    """What a plugin of this family does; each raises PluginError, or OSError when the kernel refuses."""
+class Verbs(verbs_plugin.Verbs, Protocol):
+    """What a plugin of this family does."""
 
     @property
     def containers(self) -> Containers:
         """Those that have been changed: `add` keeps them, `delete` and `collect` forget them."""
 
-    def add(self, request: CniAdd) -> CniResult:
-        """Serve ADD; a failure leaves everything as it was."""
-
-    def delete(self, request: CniDel) -> None:
-        """Serve DEL."""
-
     def differences(self, request: CniCheck) -> Iterable[str]:
         """Name what is not as ADD left it."""
 
-    def check(self, request: CniCheck) -> None:
-        """Serve CHECK: name every difference."""
 
-    def collect(self, request: CniGc) -> None:
-        """Serve GC."""
-
-    def status(self, request: CniStatus) -> None:
-        """Serve STATUS."""
-
-
-class ChainedPlugin(KeptPlugin):
+class ChainedPlugin(KeptPlugin, verbs_plugin.VerbsPlugin[Verbs]):
     """A plugin.
 
     Args:
@@ -70,8 +56,8 @@ class ChainedPlugin(KeptPlugin):
     def __init__(
         self, config: ChainedConfig, host: Host, verbs: Verbs, interest: Callable[[], Interest] | None = None
     ) -> None:
+        super().__init__(verbs)
         self._names = config.names
-        self._verbs = verbs
         containers, chosen = verbs.containers, config.repair_containers
         containers.differences, containers.chained = verbs.differences, True
         self._level = Reconciler(
@@ -94,30 +80,6 @@ class ChainedPlugin(KeptPlugin):
         """Encode the message that every call needs, and observe what is changed."""
         get_link_by_name()
         self._level.start()
-
-    @hookimpl
-    def cni_add(self, request: CniAdd) -> CniResult:
-        """Change what the plugins before have made; their result is passed on."""
-        with kernel_errors():
-            return self._verbs.add(request)
-
-    @hookimpl
-    def cni_del(self, request: CniDel) -> None:
-        """Undo it."""
-        with kernel_errors():
-            self._verbs.delete(request)
-
-    @hookimpl
-    def cni_check(self, request: CniCheck) -> None:
-        """Compare it with what is asked for."""
-        with kernel_errors():
-            self._verbs.check(request)
-
-    @hookimpl
-    def cni_gc(self, request: CniGc) -> None:
-        """Forget and end what belongs to no valid attachment."""
-        with kernel_errors():
-            self._verbs.collect(request)
 
     @hookimpl
     def cni_status(self, request: CniStatus) -> None:

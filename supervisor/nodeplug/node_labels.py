@@ -67,6 +67,8 @@ class NodeLabels:
                 if self._problem != error.message:
                     LOG.warning("the labels of this node cannot be read: %s", error)
                 self._problem = error.message
+            except Exception:  # no answer of a server may end what serves pods
+                LOG.exception("the labels of this node cannot be read; it is tried again")
             await asyncio.sleep(_AGAIN)
 
     async def _follow(self, client: "Client") -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tests.real.consumers import ControlPlane
 
-from nodeplug.contract.errors import PluginError
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.free_memory import FreeCard, FreeMemory, PodName, encode
@@ -126,43 +125,31 @@ def under_way(daemon: ScratchNode) -> int:
     return int(told["pods_under_way"])
 
 
-def place(cluster: ControlPlane, name: str) -> str:
-    try:
-        return str(cluster.pod(name)["spec"].get("nodeName", ""))
-    except PluginError:  # evicted
-        return "gone"
-
-
-def unplaced(cluster: ControlPlane, name: str) -> str:
-    found = cluster.pod(name)["status"].get("conditions") or []
-    return next((entry["message"] for entry in found if entry.get("reason") == "Unschedulable"), "")
-
-
 def test_a_pod_that_the_sum_could_hold_and_no_card_can_waits_with_a_sentence_until_a_node_says_more(
     cluster: ControlPlane, cards: Cards, put: Put
 ) -> None:
     put("nine", 9)
-    until(lambda: unplaced(cluster, "nine"), found=lambda: cluster.log("cards")[-3000:])
-    assert unplaced(cluster, "nine").startswith(f"0/2 nodes are available: 2 {FULL}.")
+    until(lambda: cluster.unplaced("nine"), found=lambda: cluster.log("cards")[-3000:])
+    assert cluster.unplaced("nine").startswith(f"0/2 nodes are available: 2 {FULL}.")
     cards.say("gpu-1", (10, 6), {})
-    until(lambda: place(cluster, "nine"), found=lambda: cluster.log("cards")[-3000:])
-    assert place(cluster, "nine") == "gpu-1"
+    until(lambda: cluster.place("nine"), found=lambda: cluster.log("cards")[-3000:])
+    assert cluster.place("nine") == "gpu-1"
 
 
 def test_a_pod_goes_to_the_node_one_of_whose_cards_fits(cluster: ControlPlane, put: Put) -> None:
     put("seven", 7)
-    until(lambda: place(cluster, "seven"), found=lambda: cluster.log("cards")[-3000:])
-    assert place(cluster, "seven") == "gpu-2"
+    until(lambda: cluster.place("seven"), found=lambda: cluster.log("cards")[-3000:])
+    assert cluster.place("seven") == "gpu-2"
 
 
 def test_pods_that_come_at_once_get_no_unit_twice_before_their_node_names_them(cluster: ControlPlane, put: Put) -> None:
     names = [f"burst-{number}" for number in range(5)]
     for name in names:
         put(name, 5)
-    until(lambda: sum(map(bool, (place(cluster, name) for name in names))) == 3)
-    waiting = [name for name in names if not place(cluster, name)]
-    until(lambda: all(FULL in unplaced(cluster, name) for name in waiting), found=lambda: cluster.log("cards")[-3000:])
-    assert sorted(filter(None, (place(cluster, name) for name in names))) == ["gpu-1", "gpu-1", "gpu-2"]
+    until(lambda: sum(map(bool, (cluster.place(name) for name in names))) == 3)
+    waiting = [name for name in names if not cluster.place(name)]
+    until(lambda: all(FULL in cluster.unplaced(name) for name in waiting), found=lambda: cluster.log("cards")[-3000:])
+    assert sorted(filter(None, (cluster.place(name) for name in names))) == ["gpu-1", "gpu-1", "gpu-2"]
 
 
 def test_pods_are_evicted_only_where_one_card_then_fits(cluster: ControlPlane, cards: Cards, put: Put) -> None:
@@ -173,8 +160,8 @@ def test_pods_are_evicted_only_where_one_card_then_fits(cluster: ControlPlane, c
     cards.say("gpu-1", (2, 0), {"low-1": (5, 5), "half-gpu-1": (3, 5)})
     cards.say("gpu-2", (2, 0), {"low-2": (0, 10), "half-gpu-2": (8, 0)})
     put("urgent", 10, priorityClassName="urgent")
-    until(lambda: place(cluster, "low-2") == "gone", found=lambda: cluster.log("cards")[-3000:])
+    until(lambda: cluster.place("low-2") == "gone", found=lambda: cluster.log("cards")[-3000:])
     cards.say("gpu-2", (2, 10), {"half-gpu-2": (8, 0)})
-    until(lambda: place(cluster, "urgent"), found=lambda: cluster.log("cards")[-3000:])
+    until(lambda: cluster.place("urgent"), found=lambda: cluster.log("cards")[-3000:])
     left = ("low-1", "half-gpu-1", "half-gpu-2", "urgent")
-    assert [place(cluster, name) for name in left] == ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
+    assert [cluster.place(name) for name in left] == ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]

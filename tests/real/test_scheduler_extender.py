@@ -9,7 +9,6 @@ from tests.certificates import authority, sign
 from tests.real.consumers import ControlPlane
 from tests.real.slots import LABEL
 
-from nodeplug.contract.errors import PluginError
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
 
@@ -79,29 +78,17 @@ def put(cluster: ControlPlane) -> Iterator[Put]:
     until(lambda: not set(made) & set(cluster.scheduled()))
 
 
-def place(cluster: ControlPlane, name: str) -> str:
-    try:
-        return str(cluster.pod(name)["spec"].get("nodeName", ""))
-    except PluginError:  # evicted
-        return "gone"
-
-
-def unplaced(cluster: ControlPlane, name: str) -> str:
-    found = cluster.pod(name)["status"].get("conditions") or []
-    return next((entry["message"] for entry in found if entry.get("reason") == "Unschedulable"), "")
-
-
 def test_the_plugin_chooses_the_node_and_binds_the_pod(cluster: ControlPlane, daemon: ScratchNode, put: Put) -> None:
     put("named", "names")
-    until(lambda: place(cluster, "named"), found=lambda: cluster.log("names")[-3000:])
+    until(lambda: cluster.place("named"), found=lambda: cluster.log("names")[-3000:])
     pod = cluster.pod("named")
     assert (pod["spec"]["nodeName"], pod["metadata"]["annotations"][LABEL]) == ("beta", "bound to beta")
 
 
 def test_whole_nodes_are_judged_by_what_they_are(cluster: ControlPlane, daemon: ScratchNode, put: Put) -> None:
     put("whole", "whole", on="alpha_gamma")
-    until(lambda: place(cluster, "whole"), found=lambda: cluster.log("whole")[-3000:])
-    assert (place(cluster, "whole"), cluster.pod("whole")["metadata"].get("annotations")) == ("gamma", None)
+    until(lambda: cluster.place("whole"), found=lambda: cluster.log("whole")[-3000:])
+    assert (cluster.place("whole"), cluster.pod("whole")["metadata"].get("annotations")) == ("gamma", None)
 
 
 @pytest.mark.parametrize("scheduler", ["names", "whole"])
@@ -109,8 +96,8 @@ def test_the_event_of_a_pod_counts_nodes_by_the_reasons_of_the_plugin(
     cluster: ControlPlane, daemon: ScratchNode, put: Put, scheduler: str
 ) -> None:
     put("refused", scheduler, on="nowhere")
-    until(lambda: unplaced(cluster, "refused"), found=lambda: cluster.log(scheduler)[-3000:])
-    told = unplaced(cluster, "refused")
+    until(lambda: cluster.unplaced("refused"), found=lambda: cluster.log(scheduler)[-3000:])
+    told = cluster.unplaced("refused")
     assert told.startswith("0/3 nodes are available: 1 its slots are too small, 2 its slots are taken.")
 
 
@@ -121,10 +108,10 @@ def test_only_pods_of_the_node_that_the_plugin_keeps_are_evicted(
     low = {name: f"low-{name}" for name in ("alpha", "beta", "gamma")}
     for name, pod in low.items():
         put(pod, scheduler, on=name, cpu="1500m")
-    until(lambda: [place(cluster, pod) for pod in low.values()] == list(low))
+    until(lambda: [cluster.place(pod) for pod in low.values()] == list(low))
     put("urgent", scheduler, cpu="1500m", priorityClassName="high")
-    until(lambda: place(cluster, "urgent"), found=lambda: cluster.log(scheduler)[-3000:])
-    assert [place(cluster, pod) for pod in (*low.values(), "urgent")] == ["alpha", "gone", "gamma", "beta"]
+    until(lambda: cluster.place("urgent"), found=lambda: cluster.log(scheduler)[-3000:])
+    assert [cluster.place(pod) for pod in (*low.values(), "urgent")] == ["alpha", "gone", "gamma", "beta"]
 
 
 def test_a_pod_that_came_while_the_daemon_was_away_is_placed_when_it_is_back(
@@ -133,10 +120,10 @@ def test_a_pod_that_came_while_the_daemon_was_away_is_placed_when_it_is_back(
     daemon.kill()
     put("early", "names")
     until(lambda: "connection refused" in cluster.log("names"))
-    assert place(cluster, "early") == ""
+    assert cluster.place("early") == ""
     daemon.start()
-    until(lambda: place(cluster, "early"), found=lambda: cluster.log("names")[-3000:])
-    assert place(cluster, "early") == "beta"
+    until(lambda: cluster.place("early"), found=lambda: cluster.log("names")[-3000:])
+    assert cluster.place("early") == "beta"
 
 
 def test_a_scheduler_with_a_certificate_asks_over_tls_and_one_without_is_refused(
@@ -161,7 +148,7 @@ def test_a_scheduler_with_a_certificate_asks_over_tls_and_one_without_is_refused
         cluster.start_scheduler("stranger", [{**asked, "tlsConfig": trust}])
         put("refused", "stranger")
         put("encrypted", "known")
-        until(lambda: place(cluster, "encrypted"), found=lambda: cluster.log("known")[-3000:] + daemon.log[-3000:])
-        assert place(cluster, "encrypted") == "beta"
+        until(lambda: cluster.place("encrypted"), found=lambda: cluster.log("known")[-3000:] + daemon.log[-3000:])
+        assert cluster.place("encrypted") == "beta"
         until(lambda: "PEER_DID_NOT_RETURN_A_CERTIFICATE" in daemon.log, found=lambda: cluster.log("stranger")[-3000:])
-        assert place(cluster, "refused") == ""
+        assert cluster.place("refused") == ""

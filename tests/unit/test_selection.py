@@ -48,6 +48,10 @@ def test_of_another_section_it_is_said_what_the_node_lacks(section: dict[str, An
     assert lacks(T4, **section) == reason
 
 
+def test_a_check_without_a_name_says_how_to_give_one() -> None:
+    assert lacks(Node("", {}), node_names=["gpu-*"]).endswith("none was given: say --node-name")
+
+
 def test_unknown_labels_are_said_to_be_so() -> None:
     assert "not known yet" in lacks(Node("gpu-7"), node_selector={"card": "t4"})
 

@@ -7,15 +7,16 @@ Refuses: work. What the verbs do is in `verbs`.
 from collections.abc import Sequence
 from typing import ClassVar
 
-from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Example, Host, hookimpl
+from nodeplug import Claim, CniClaim, CniStatus, Example, Host, hookimpl
 from nodeplug_net.networks.config import ANNOTATIONS, NetworksConfig
 from nodeplug_net.networks.plan import Planner
 from nodeplug_net.networks.records import Records
 from nodeplug_net.networks.verbs import Verbs
 from nodeplug_net.undo import kernel_errors
+from nodeplug_net.verbs_plugin import VerbsPlugin
 
 
-class Networks:
+class Networks(VerbsPlugin[Verbs]):
     """The plugin."""
 
     Config = NetworksConfig
@@ -41,7 +42,7 @@ class Networks:
 
     def __init__(self, config: NetworksConfig, host: Host) -> None:
         self._names = config.names
-        self._verbs = Verbs(host, Planner(host, frozenset(config.names), config.conf_dir), Records(host))
+        super().__init__(Verbs(host, Planner(host, frozenset(config.names), config.conf_dir), Records(host)))
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -52,30 +53,6 @@ class Networks:
     def start(self) -> None:
         """Say which networks are in use, and have the status of pods written that may be lost."""
         self._verbs.recover()
-
-    @hookimpl
-    def cni_add(self, request: CniAdd) -> CniResult:
-        """Attach every network of the pod; the result is that of its default network."""
-        with kernel_errors():
-            return self._verbs.add(request)
-
-    @hookimpl
-    def cni_del(self, request: CniDel) -> None:
-        """Detach them."""
-        with kernel_errors():
-            self._verbs.delete(request)
-
-    @hookimpl
-    def cni_check(self, request: CniCheck) -> None:
-        """Compare them with what they were."""
-        with kernel_errors():
-            self._verbs.check(request)
-
-    @hookimpl
-    def cni_gc(self, request: CniGc) -> None:
-        """Detach what belongs to no valid attachment."""
-        with kernel_errors():
-            self._verbs.collect(request)
 
     @hookimpl
     def cni_status(self, request: CniStatus) -> None:

@@ -1,7 +1,6 @@
 """The configuration as frozen models.
 
-Owns: the keys of `[supervisor]`, `[provisioner]`, `[extender]` and `[plugins.<name>]`, their defaults, and the paths
-that follow from `root`.
+Owns: the keys of every table but the plugins' own, their defaults, and the paths that follow from `root`.
 Refuses: to read files (`nodeplug.config.reading`), and what stands in a plugin's own table.
 """
 
@@ -9,12 +8,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from nodeplug.config.privileges import OWN_USER, Capability, Group, PluginUser, Privileges, User
 from nodeplug.fields import Quantity, Seconds
+
+_KUBECONFIG: Final = (
+    "How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's ServiceAccount."
+)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -257,11 +260,7 @@ class ProvisionerSection(_Model):
     """`[provisioner]`: its presence lets this node's CSI drivers create volumes for claims of the cluster."""
 
     enabled: bool = Field(True, description="False keeps the section without a provisioner.")
-    kubeconfig: Path | None = Field(
-        None,
-        description="How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's "
-        "ServiceAccount.",
-    )
+    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
     drivers: tuple[str, ...] = Field(
         (), description="CSI drivers to provision for, such as 'loopfile.nodeplug'; empty: all that create volumes."
     )
@@ -318,11 +317,7 @@ class NetworksSection(_Model):
     """`[networks]`: its presence lets the daemon ask the API server which networks there are, and which pods want."""
 
     enabled: bool = Field(True, description="False keeps the section without anybody asking.")
-    kubeconfig: Path | None = Field(
-        None,
-        description="How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's "
-        "ServiceAccount.",
-    )
+    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
     patience: Seconds = Field(
         10.0, description="How long an ADD waits for what the API server has to say, before it fails with code 11."
     )
@@ -340,11 +335,7 @@ class ClusterSection(_Model):
     """`[cluster]`: its presence lets the daemon say in the cluster's objects what this node has and lacks."""
 
     enabled: bool = Field(True, description="False keeps the section, and nothing is published.")
-    kubeconfig: Path | None = Field(
-        None,
-        description="How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's "
-        "ServiceAccount.",
-    )
+    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
     publish: tuple[Part, ...] = Field(
         ("labels", "annotations", "conditions", "events", "pods", "config-maps"),
         description="What: labels, annotations and conditions of the Node, events, annotations of pods, and ConfigMaps "

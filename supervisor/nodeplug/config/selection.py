@@ -23,7 +23,7 @@ class Node:
     """What sections choose a node by.
 
     Attributes:
-        name: in the cluster.
+        name: in the cluster; empty if a check was asked for without one.
         labels: of its Node object; None if they were never known.
     """
 
@@ -32,6 +32,8 @@ class Node:
 
     def lacks(self, section: PluginSection) -> str:
         """Return why a section is not for this node, or nothing if it is."""
+        if section.node_names and not self.name:
+            return "node_names asks for the name of the node, and none was given: say --node-name"
         if section.node_names and not any(fnmatchcase(self.name, one) for one in section.node_names):
             return f"node_names has no pattern for {self.name}"
         if section.node_selector and self.labels is None:

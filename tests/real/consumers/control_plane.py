@@ -229,6 +229,18 @@ class ControlPlane:
         """
         return dict(self.call("GET", f"/api/v1/namespaces/default/pods/{name}"))
 
+    def place(self, name: str) -> str:
+        """Return the node of a pod; empty while it waits, and "gone" once it was evicted."""
+        try:
+            return str(self.pod(name)["spec"].get("nodeName", ""))
+        except PluginError:
+            return "gone"
+
+    def unplaced(self, name: str) -> str:
+        """Return why a pod waits, as the scheduler has told."""
+        found = self.pod(name)["status"].get("conditions") or []
+        return next((entry["message"] for entry in found if entry.get("reason") == "Unschedulable"), "")
+
     def schedule(self, manifest: Mapping[str, Any]) -> None:
         """Create a pod that was written for `pod()`, without a node: that is the scheduler's to choose."""
         spec = {"dnsPolicy": "Default", "enableServiceLinks": False, **manifest["spec"]}
