@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests import environments
 from nodeplug import NotFound, NotReady, PluginError
 from nodeplug.install.native import compiler
 from nodeplug.testing import folders, namespaces
+from nodeplug.testing.waiting import until
 from nodeplug_volumes import loopdev
 
 # A loaded machine is no failure: neither an example that takes long, nor few of them in a second.
@@ -133,7 +135,18 @@ def short_path() -> Iterator[Path]:
     """A folder with a short name: sockets below it have at most 107 bytes in their path."""
     path = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     yield path
+    until(lambda: not _working_in(path), found=lambda: f"left running: {', '.join(_working_in(path))}")
     folders.remove(path)
+
+
+def _working_in(path: Path) -> list[str]:
+    """Return the processes that name a folder in their arguments; one that has ended names nothing."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(path).encode() in (line := place.read_bytes()):
+                found.append(f"{place.parent.name} {line.replace(bytes(1), b' ').decode(errors='replace')}")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,13 @@ Refuses: namespaces. The caller decides in which network and mount namespace it 
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -166,12 +168,20 @@ class ScratchNode:
         os.kill(self.pid, signal.SIGHUP)
 
     def kill(self) -> None:
-        """End the daemon with SIGKILL, as a crash would."""
+        """End the daemon with SIGKILL, as a crash would, and that one alone: a successor goes on."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """End the daemon with SIGTERM and return its exit status; succeed if it is not running."""
-        return self._end(signal.SIGTERM)
+        """End the daemon, and its successor if `nodeplug replace` ran, with SIGTERM; succeed if none is running.
+
+        Returns:
+            The exit status of the daemon that was started here.
+        """
+        if self._process is None:
+            return 0
+        status = self._end(signal.SIGTERM)
+        self._end_successor()
+        return status
 
     def _end(self, number: signal.Signals) -> int:
         process, self._process = self._process, None
@@ -183,6 +193,23 @@ class ScratchNode:
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
+
+    def _end_successor(self) -> None:
+        """End the daemon that has taken the place of the one that was started here."""
+        try:
+            descriptor = os.pidfd_open(int(self.status()["pid"]))
+        except (PluginError, ProcessLookupError):
+            return
+        try:
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, number)
+                if ended.poll(_ENDING * 1000):
+                    return
+        finally:
+            os.close(descriptor)
 
     def __enter__(self) -> Self:
         self.start()
