@@ -197,10 +197,14 @@ class ScratchNode:
     def _end_successor(self) -> None:
         """End the daemon that has taken the place of the one that was started here."""
         try:
-            descriptor = os.pidfd_open(int(self.status()["pid"]))
+            pid = int(self.status()["pid"])
+            descriptor = os.pidfd_open(pid)
         except (PluginError, ProcessLookupError):
             return
         try:
+            # In another PID namespace, `within` which it may have started, this number is that of a stranger.
+            if os.fsencode(self.config_path) not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return
             ended = select.poll()
             ended.register(descriptor, select.POLLIN)
             for number in (signal.SIGTERM, signal.SIGKILL):
