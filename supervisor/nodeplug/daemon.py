@@ -29,6 +29,7 @@ from nodeplug.config.watch import watch
 from nodeplug.contract.errors import InvalidRequest, PluginError, TryAgain, clip
 from nodeplug.contract.journal import read_boot_id
 from nodeplug.contract.netns import Netns
+from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.csi import drivers as csi
 from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.kubelet import KubeletFolders
@@ -179,6 +180,7 @@ class Daemon:
             cgroups=Cgroups(supervisor.cgroups, supervisor.program_cgroup),
             users=PluginUsers(self._paths, supervisor.plugin_user),
             networks=self._networks.door_of,
+            scheduling=self._scheduling_of,
         )
         self._lifecycle = Lifecycle(
             self._registry,
@@ -429,6 +431,10 @@ class Daemon:
         self._publishing.finished(call, error)
         if call.verb == "Allocate" and error is None:
             self._podresources.soon()
+
+    def _scheduling_of(self, section: str) -> ClusterScheduling:
+        """Return what a section may ask of the cluster; the extenders, which keep their socket, are made later."""
+        return self._extender.door_of(section)
 
     async def _control(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         close_all(namespaces)

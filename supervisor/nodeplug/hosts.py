@@ -7,7 +7,6 @@ Refuses: to answer it, and to know when plugins come and go (`nodeplug.hosting`)
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -18,6 +17,7 @@ from nodeplug.config.models import Paths
 from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Journal, file_name
+from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.contract.values import CniRecord
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
@@ -26,6 +26,7 @@ from nodeplug.hosting.own_folders import OwnFolders
 from nodeplug.hosting.plugin_users import PluginUsers
 from nodeplug.hosting.registry import Registry
 from nodeplug.observe.state_disk import StateDisk
+from nodeplug.process import across
 from nodeplug.worker.cgroups import Cgroups
 from nodeplug.worker.programs import Programs
 
@@ -54,6 +55,7 @@ class Hosts:
     cgroups: Cgroups
     users: PluginUsers
     networks: Callable[[str], ClusterNetworks]
+    scheduling: Callable[[str], ClusterScheduling]
     sockets: SocketsBySection = field(default_factory=SocketsBySection)
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class Hosts:
             sockets=self.sockets.of(plugin),
             _attachments=lambda: self._attachments(plugin),
             networks=self.networks(plugin),
+            scheduling=self.scheduling(plugin),
             _refresh_cluster=lambda: self._pass_on(lambda _: self.registry.cluster_news.set(), plugin),
         )
 
@@ -110,5 +113,4 @@ class Hosts:
 
     def _pass_on(self, request: Callable[[_Name], None], name: _Name) -> None:
         """Pass a request from a plugin's thread to the loop."""
-        with suppress(RuntimeError):  # the loop is closed: the daemon is ending
-            self._loop.call_soon_threadsafe(request, name)
+        across.tell(self._loop, lambda: request(name))

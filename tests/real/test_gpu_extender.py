@@ -24,10 +24,9 @@ FULL = f"no single card has enough free {MEM}"
 PLUGIN = """
 [extender]
 listen = "{address}"
-[plugins.gpu-extender.config.api]
-server = "{server}"
-token = "{token}"
-ca = "{ca}"
+follow = true
+kubeconfig = "{kubeconfig}"
+[plugins.gpu-extender.config]
 look = "500ms"
 """
 VERBS = {"filterVerb": "filter", "prioritizeVerb": "prioritize", "preemptVerb": "preempt", "bindVerb": "bind"}
@@ -85,12 +84,14 @@ def account(cluster: ControlPlane) -> str:
 
 @pytest.fixture(scope="module")
 def daemon(cluster: ControlPlane, cards: Cards) -> Iterator[ScratchNode]:
-    root, token = cluster.folder / "gpu-extender", cluster.folder / "gpu-extender-token"
+    root = cluster.folder / "gpu-extender"
     root.mkdir()
-    token.write_text(account(cluster))
-    extender = {"urlPrefix": f"http://{ADDRESS}/gpu-mem", "nodeCacheCapable": False, "weight": 1, **VERBS}
+    document = json.loads(cluster.kubeconfig)
+    document["users"][0]["user"]["token"] = account(cluster)
+    (root / "kubeconfig").write_text(json.dumps(document))
+    extender = {"urlPrefix": f"http://{ADDRESS}/gpu-mem", "nodeCacheCapable": True, "weight": 1, **VERBS}
     cluster.start_scheduler("cards", [{**extender, "managedResources": [{"name": MEM}]}])
-    plugin = PLUGIN.format(address=ADDRESS, server=cluster.server, token=token, ca=cluster.authority)
+    plugin = PLUGIN.format(address=ADDRESS, kubeconfig=root / "kubeconfig")
     with ScratchNode(root, plugin, within=cluster.node.command()) as node:
         yield node
     shutil.rmtree(root, ignore_errors=True)
@@ -121,7 +122,8 @@ def put(cluster: ControlPlane, cards: Cards, daemon: ScratchNode) -> Iterator[Pu
 
 def under_way(daemon: ScratchNode) -> int:
     told = json.loads(daemon.run("inspect", "gpu-extender").stdout)["gpu-extender"]
-    assert told["api_server"] == "", "its account lacks a right"
+    lacking = told["api_server"] or daemon.status()["extender"]["cluster"]["problem"]
+    assert not lacking, "its account lacks a right"
     return int(told["pods_under_way"])
 
 

@@ -6,7 +6,8 @@ Refuses: to choose a node, which is the scheduler's, and to reserve anything bef
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from nodeplug import (
@@ -20,27 +21,24 @@ from nodeplug import (
     ExtenderVerdict,
     ExtenderVictims,
     Host,
-    InvalidRequest,
     NotFound,
-    NotSupported,
+    NotReady,
     PluginError,
     TryAgain,
     Uncertain,
     hookimpl,
 )
-from nodeplug_gpu.extender.api import Api, is_finished, node_of, uid_of
 from nodeplug_gpu.extender.assumptions import Assumed, Assumptions
 from nodeplug_gpu.extender.config import ExtenderConfig
 from nodeplug_gpu.extender.model import NodeModel
 from nodeplug_gpu.extender.nodes import Nodes
+from nodeplug_gpu.extender.pods import bound_at, is_finished, node_of, uid_of
 from nodeplug_gpu.extender.victims import frees
 from nodeplug_gpu.extender.wants import Want, wants_of
 from nodeplug_gpu.free_memory import FreeCard, FreeMemory, Unreadable, annotation_of, encode
 
 _LATE: Final = 5.0
 """Seconds after which a node should have named a pod that was bound to it."""
-_PREEMPTING: Final = 3.0
-"""Seconds for reading nodes in one preemption; those that are not read by then are left out."""
 _REMEMBERED: Final = 10_000
 """Pods between filter and bind."""
 _EXAMPLE: Final = FreeMemory(
@@ -71,8 +69,8 @@ class GpuExtender:
     def __init__(self, config: ExtenderConfig, host: Host) -> None:
         self._config, self._host = config, host
         self._nodes, self._assumptions = Nodes(config.resource), Assumptions()
-        self._api = Api(config.api) if config.api is not None else None
         self._wanted: dict[str, Sequence[Want]] = {}
+        self._bound: Collection[str] = frozenset()
         self._binding = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -89,12 +87,11 @@ class GpuExtender:
 
     @hookimpl
     def start(self) -> None:
-        """Look after pods under way, where the API server can be asked. May be called again after `stop`."""
-        if self._api is None:
-            return
+        """Look after pods under way. May be called again after `stop`."""
         self._ended = threading.Event()
-        looking = (self._api, self._config.api.look if self._config.api else _LATE, self._ended)
-        self._thread = threading.Thread(target=self._look_after, args=looking, name="gpu-extender:look", daemon=True)
+        self._thread = threading.Thread(
+            target=self._look_after, args=(self._ended,), name="gpu-extender:look", daemon=True
+        )
         self._thread.start()
 
     @hookimpl
@@ -116,11 +113,13 @@ class GpuExtender:
         """Leave the nodes on which each container of the pod gets its units of one card.
 
         Raises:
-            InvalidRequest: the scheduler sends names of nodes alone.
+            NotReady: the scheduler sends names of nodes alone, and nobody follows them.
+            TryAgain: they have not been listed yet.
         """
         wants = self._wants(request.pod)
         if not wants:
             return ExtenderVerdict(nodes=tuple(request.nodes))
+        self._learn()
         left, failed, unresolvable = [], {}, {}
         for name, node in request.nodes.items():
             try:
@@ -151,19 +150,17 @@ class GpuExtender:
 
     @hookimpl
     def extender_preempt(self, request: ExtenderPreempt) -> Mapping[str, ExtenderVictims]:
-        """Keep the nodes on which a card fits once the victims are gone; without an API server, none.
+        """Keep the nodes on which a card fits once the victims are gone.
 
         The victims stay as they are: the scheduler names no more than it needs for what it counts itself.
         """
         wants = self._wants(request.pod)
         if not wants:
             return request.victims
-        deadline = time.monotonic() + _PREEMPTING
+        self._learn()
         kept = {}
         for name, victims in request.victims.items():
-            if self._api is None or time.monotonic() > deadline:
-                break
-            published = self._read_now(self._api, name)
+            published = self._followed(name)
             held = frees(published, victims.objects) if published is not None else None
             if published is None or held is None:
                 continue
@@ -177,17 +174,14 @@ class GpuExtender:
         """Bind a pod, if it still fits: from now on its units count as taken.
 
         Raises:
-            NotSupported: no API server is configured.
+            NotReady: nobody follows the cluster.
             TryAgain: another pod has come first.
             PluginError: the API server refuses.
         """
-        if self._api is None:
-            raise NotSupported(
-                "add [api] to the config of this plugin, or leave out bindVerb: kube-scheduler binds then"
-            )
-        self._assume(self._api, request)
+        self._count(self._host.scheduling.bound())
+        self._assume(request)
         try:
-            self._api.bind(request.namespace, request.pod, request.uid, request.node)
+            self._host.scheduling.bind(request.namespace, request.pod, request.uid, request.node)
         except Uncertain:
             raise  # it counts until the pod can be read again
         except BaseException:
@@ -196,16 +190,16 @@ class GpuExtender:
 
     # --- what is known
 
-    def _assume(self, api: Api, request: ExtenderBind) -> None:
+    def _assume(self, request: ExtenderBind) -> None:
         wants = self._wanted.get(request.uid)
         if wants is None:  # it was filtered before this instance began
-            pod = api.pod(request.namespace, request.pod)
+            pod = self._host.scheduling.pod(request.namespace, request.pod)
             if pod is None or uid_of(pod) != request.uid:
                 raise NotFound(f"pod {request.namespace}/{request.pod} with UID {request.uid} is gone")
             wants = wants_of(pod, self._config.resource)
         if not wants:
             return
-        published = self._nodes.last(request.node) or self._read_now(api, request.node)
+        published = self._followed(request.node)
         if published is None:
             raise TryAgain(f"node {request.node}: {self._absent}")
         now = time.monotonic()
@@ -226,29 +220,45 @@ class GpuExtender:
 
     def _model(self, name: str, node: Mapping[str, Any] | None, uid: str) -> NodeModel | None:
         if node is None:
-            raise InvalidRequest(
-                "kube-scheduler sends names of nodes alone: set nodeCacheCapable: false for this extender, which reads "
-                "their annotations"
-            )
-        published = self._nodes.read(name, node)
+            node = self._host.scheduling.node(name)  # nobody knows it, or nobody follows nodes, which it says
+        published = self._nodes.read(name, node) if node is not None else None
         if published is None:
             return None
         return NodeModel.of(published, self._assumptions.under_way(name, published, time.monotonic(), but=[uid]))
 
-    def _read_now(self, api: Api, name: str) -> FreeMemory | None:
-        """Ask what a node says now; None if it says nothing that can be read."""
-        node = api.node(name)
+    def _followed(self, name: str) -> FreeMemory | None:
+        """Return what a node says now; None if it says nothing that can be read."""
+        try:
+            node = self._host.scheduling.node(name)
+        except NotReady:  # nobody follows nodes: what it said when the scheduler last asked about it
+            return self._nodes.last(name)
         try:
             return self._nodes.read(name, node) if node is not None else None
         except Unreadable:
             return None
 
+    def _learn(self) -> None:
+        """Count pods as under way that others have bound, where somebody follows them."""
+        with suppress(NotReady):
+            self._count(self._host.scheduling.bound())
+
+    def _count(self, bound: Sequence[Mapping[str, Any]]) -> None:
+        """Count pods as under way that others have bound, or this one before it was started again."""
+        pods = {uid_of(one): one for one in bound}
+        fresh = [pod for uid, pod in pods.items() if uid not in self._bound]
+        for pod in sorted(fresh, key=bound_at):
+            if wants := wants_of(pod, self._config.resource):
+                metadata, name = pod["metadata"], node_of(pod)
+                found = Assumed(uid_of(pod), metadata["namespace"], metadata["name"], name, wants, time.monotonic())
+                self._assumptions.assume(found, None)  # of a name that is known already, it is this very pod
+        self._bound = pods.keys()
+
     # --- the thread that looks after pods under way -------------------------------------------------------------
 
-    def _look_after(self, api: Api, every: float, ended: threading.Event) -> None:
-        while True:
+    def _look_after(self, ended: threading.Event) -> None:
+        while not ended.wait(self._config.look):
             try:
-                self._look(api)
+                self._look()
                 self._trouble = ""
             except PluginError as error:
                 if self._trouble != error.message:
@@ -256,18 +266,11 @@ class GpuExtender:
                 self._trouble = error.message
             except Exception:
                 self._host.log.exception("pods under way could not be looked after; it is tried again")
-            if ended.wait(every):
-                return
 
-    def _look(self, api: Api) -> None:
-        """Learn of pods that others have bound, and forget those that will never be named by a node."""
-        for pod in api.bound_and_pending():
-            wants, metadata = wants_of(pod, self._config.resource), pod.get("metadata") or {}
-            if wants:
-                name = node_of(pod)
-                found = Assumed(uid_of(pod), metadata["namespace"], metadata["name"], name, wants, time.monotonic())
-                self._assumptions.assume(found, None)  # of a name that is known already, it is this very pod
+    def _look(self) -> None:
+        """Forget pods that will never be named by their node."""
+        self._learn()
         for one in self._assumptions.waiting(time.monotonic(), _LATE):
-            current = api.pod(one.namespace, one.name)
+            current = self._host.scheduling.pod(one.namespace, one.name)
             if current is None or uid_of(current) != one.uid or node_of(current) != one.node or is_finished(current):
                 self._assumptions.forget(one.uid)

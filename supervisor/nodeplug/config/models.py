@@ -297,6 +297,12 @@ class ExtenderSection(_Model):
         32 << 20, description="The largest request; with `nodeCacheCapable: false` a node has 10 to 30 KB."
     )
     concurrency: int = Field(16, ge=1, le=1024, description="Calls that run at once; others wait.")
+    follow: bool = Field(
+        False,
+        description="Follow the cluster's nodes, and pods that are bound and do not run yet, for `nodeCacheCapable: "
+        "true` and for plugins that bind.",
+    )
+    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:

@@ -14,6 +14,7 @@ from nodeplug.contract.cgroups import ProgramCgroups
 from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.errors import NotReady
 from nodeplug.contract.journal import Journal
+from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.contract.sockets import KeptSockets
 from nodeplug.contract.values import (
     CniAdd,
@@ -72,6 +73,7 @@ class Host:
         cgroups: of programs that it starts for containers.
         sockets: that stay open while the plugin, or the daemon, is exchanged.
         networks: what the cluster says of networks, and is told.
+        scheduling: the cluster's nodes, and pods on their way to them, for scheduler extenders.
     """
 
     plugin: str
@@ -91,6 +93,7 @@ class Host:
     _attachments: Callable[[], Sequence[CniRecord]] = tuple
     networks: ClusterNetworks = field(default_factory=ClusterNetworks)
     _refresh_cluster: Callable[[], None] = lambda: None
+    scheduling: ClusterScheduling = field(default_factory=ClusterScheduling)
 
     def refresh_health(self) -> None:
         """Ask for `health` now instead of at its next turn. Returns at once; many requests become one call."""

@@ -14,9 +14,11 @@ from typing import Any, Final
 
 from nodeplug.config import ExtenderSection, parse_address
 from nodeplug.contract.errors import PluginError
+from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.contract.sockets import KeptSockets
 from nodeplug.extender.certificates import Certificates
 from nodeplug.extender.codec import VERBS
+from nodeplug.extender.followed import FollowedCluster, SectionScheduling
 from nodeplug.extender.service import ExtenderService
 from nodeplug.hosting.registry import Registry
 from nodeplug.http.server import Bounds, HttpServer, listen
@@ -43,6 +45,7 @@ class Listener:
         registry: knows the claims.
         service: answers.
         kept: holds the listening socket, also for the next daemon.
+        cluster: what is followed of it; None without `follow`.
         problem: why it cannot listen; empty if it can, and before it was tried.
     """
 
@@ -50,6 +53,7 @@ class Listener:
     registry: Registry
     service: ExtenderService
     kept: KeptSockets
+    cluster: FollowedCluster | None = None
     problem: str = ""
     _port: int = 0
     _server: HttpServer | None = None
@@ -59,8 +63,18 @@ class Listener:
         if self.section.tls_cert:
             self._certificates = Certificates(self.section.tls_cert, self.section.tls_key, self.section.client_ca)
 
+    def door_of(self, section: str) -> ClusterScheduling:
+        """Return what the plugin of a section is given. Any thread."""
+        return ClusterScheduling() if self.cluster is None else SectionScheduling(self.cluster, section, self.registry)
+
     async def run(self) -> None:
         """Serve until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen(), name="serve kube-scheduler")
+            if self.cluster is not None:
+                group.create_task(self.cluster.run(), name="follow the cluster for kube-scheduler")
+
+    async def _listen(self) -> None:
         try:
             while True:
                 await self._look()
@@ -119,7 +133,7 @@ class Listener:
     def trouble(self) -> str:
         """What is wrong, or will be soon; empty if nothing is."""
         certificate = self._certificates.trouble if self._certificates is not None else ""
-        return certificate or self.problem
+        return certificate or self.problem or (self.cluster.trouble if self.cluster is not None else "")
 
     def hold(self) -> None:
         """Let new calls wait, because another daemon is about to take over."""
@@ -138,6 +152,7 @@ class Listener:
             "problem": self.trouble,
             "connections": self._server.connections if self._server is not None else 0,
             "certificate_expires": loaded.not_after if loaded is not None else None,
+            "cluster": self.cluster.status() if self.cluster is not None else None,
             "clients_need_certificate": bool(self.section.client_ca),
             "extenders": [
                 {"name": route.claim.name, "plugin": route.plugin, "verbs": _verbs(route.hooks)}

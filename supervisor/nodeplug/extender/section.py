@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nodeplug.config import Configuration
+from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.contract.sockets import KeptSockets
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
@@ -16,6 +17,9 @@ from nodeplug.hosting.runner import Runner
 
 class Extending(Protocol):
     """What the daemon needs of it."""
+
+    def door_of(self, section: str) -> ClusterScheduling:
+        """Return what the plugin of a section is given. Any thread."""
 
     @property
     def trouble(self) -> str:
@@ -40,6 +44,10 @@ class NoListener:
 
     registry: Registry
     kept: KeptSockets
+
+    def door_of(self, section: str) -> ClusterScheduling:  # noqa: ARG002 - all are told the same
+        """Return one that knows nothing."""
+        return ClusterScheduling()
 
     @property
     def trouble(self) -> str:
@@ -75,4 +83,10 @@ def listener_of(configuration: Configuration, registry: Registry, runner: Runner
     from nodeplug.extender.listener import Listener  # noqa: PLC0415 - only who has one pays for it
     from nodeplug.extender.service import ExtenderService  # noqa: PLC0415
 
-    return Listener(section, registry, ExtenderService(registry, runner, section.concurrency), kept)
+    cluster = None
+    if section.follow:
+        from nodeplug.extender.followed import FollowedCluster  # noqa: PLC0415
+
+        cluster = FollowedCluster(section.kubeconfig or configuration.kubeconfig)
+    service = ExtenderService(registry, runner, section.concurrency, cluster)
+    return Listener(section, registry, service, kept, cluster)

@@ -9,7 +9,7 @@ does not run: the scheduler asks again.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -17,6 +17,7 @@ from nodeplug.contract.errors import NotFound, NotSupported, PluginError, TryAga
 from nodeplug.contract.values import ExtenderBind, ExtenderRequest
 from nodeplug.extender import codec
 from nodeplug.extender.codec import Asked, Verb
+from nodeplug.extender.followed import FollowedCluster, completed
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
@@ -41,11 +42,13 @@ class ExtenderService:
         registry: knows who claims a name.
         runner: calls hooks.
         concurrency: how many calls run at once.
+        cluster: completes what kube-scheduler tells of names alone; None without `follow`.
     """
 
     registry: Registry
     runner: Runner
     concurrency: int
+    cluster: FollowedCluster | None = None
     _front: Front = field(init=False)
     _room: asyncio.Semaphore = field(init=False)
     _open: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,6 +119,8 @@ class ExtenderService:
             )
         work = _beside if len(body) > _LONG else _here
         asked: Asked = await work(lambda: verb.decode(claim, body), f"read:{call.id}")
+        if self.cluster is not None:
+            asked = replace(asked, request=await completed(asked.request, self.cluster))
         request = asked.request
         # One Binding of a pod at a time, since the scheduler asks again when it was told nothing in time.
         call.key = f"bind {request.uid}" if isinstance(request, ExtenderBind) else f"{verb.name} {call.id}"

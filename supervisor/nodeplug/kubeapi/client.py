@@ -141,14 +141,24 @@ class Client:
             if not further:
                 return Listed(tuple(found), str(metadata.get("resourceVersion", "")))
 
-    async def create(self, resource: Resource, made: Mapping[str, Any], namespace: str = "") -> Object:
+    async def create(
+        self, resource: Resource, made: Mapping[str, Any], namespace: str = "", *, part_of: tuple[str, str] = ("", "")
+    ) -> Object:
         """Create an object, and return it as the server has it.
+
+        Args:
+            resource: of which kind.
+            made: the object.
+            namespace: where; empty for one of the whole cluster.
+            part_of: a name and a subresource, such as `binding`, if `made` becomes that of another object; it has a
+                kind of its own then.
 
         Raises:
             AlreadyExists: there is one of that name.
             Uncertain: the connection broke off, and the object may be there.
         """
-        return await self._object(Asked("create", resource, namespace), body=_complete(resource, made))
+        asked = Asked("create", resource, namespace, *part_of)
+        return await self._object(asked, body=_complete(resource, made))
 
     async def replace(
         self, resource: Resource, changed: Mapping[str, Any], namespace: str = "", part: str = ""

@@ -6,8 +6,6 @@ Refuses: pods of other nodes, and any other object: a plugin without rights must
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import TimeoutError as Late
-from contextlib import suppress
 from typing import Any, Final
 
 from nodeplug.contract.cluster import ClusterNetworks, ClusterPod, NetworkDefinition
@@ -18,6 +16,7 @@ from nodeplug.kubeapi.watch import Pauses
 from nodeplug.networks import objects
 from nodeplug.networks.conflists import Conflists
 from nodeplug.networks.definitions import Definitions
+from nodeplug.process import across
 
 _PAUSES: Final = Bounds(pause=0.1, longest_pause=1.0)
 _GRACE: Final = 2.0
@@ -89,12 +88,12 @@ class Door:
 
     def report(self, pod: ClusterPod, networks: Sequence[Mapping[str, Any]]) -> None:
         """Have a pod's network status written; see `ClusterNetworks`."""
-        self._tell(lambda: self.reported(pod, networks))
+        across.tell(self._loop, lambda: self.reported(pod, networks))
 
     def hold(self, section: str, names: Collection[str]) -> None:
         """Take down which networks have attachments of a section; see `ClusterNetworks`."""
         self._used = {**self._used, section: frozenset(names)}
-        self._tell(self._changed)
+        across.tell(self._loop, self._changed)
 
     @property
     def used(self) -> frozenset[str] | None:
@@ -109,23 +108,9 @@ class Door:
         """Return what is followed of a pod at present, by `namespace/name`."""
         return self.pods(key)
 
-    def _tell(self, word: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the daemon is ending
-            self._loop.call_soon_threadsafe(word)
-
     def _ask(self, resource: Resource, namespace: str, name: str) -> Object:
         """Ask the API server, from a plugin's thread."""
-        asking = self._get(resource, namespace, name)
-        try:
-            future = asyncio.run_coroutine_threadsafe(asking, self._loop)
-        except RuntimeError:
-            asking.close()
-            raise TryAgain("the daemon is ending") from None
-        try:
-            return future.result(self._patience + _GRACE)
-        except Late:
-            future.cancel()
-            raise TryAgain(f"no answer within {self._patience + _GRACE:g} s: the daemon is busy") from None
+        return across.ask(self._loop, self._get(resource, namespace, name), self._patience + _GRACE)
 
     async def _get(self, resource: Resource, namespace: str, name: str) -> Object:
         pauses, last = Pauses(_PAUSES), ""

@@ -15,6 +15,7 @@ from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.errors import NotFound
 from nodeplug.contract.host import Delegate, FormerSection, Host
 from nodeplug.contract.journal import Journal
+from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.contract.sockets import KeptSockets
 from nodeplug.contract.values import CniRecord, CniRequest, CniResult, Holding, ResourceName
 
@@ -66,6 +67,7 @@ def host(
     attachments: Callable[[], Sequence[CniRecord]] | None = None,
     networks: ClusterNetworks | None = None,
     refresh_cluster: Callable[[], None] | None = None,
+    scheduling: ClusterScheduling | None = None,
 ) -> RecordingHost:
     """Build what the daemon gives to a plugin, for a test that constructs the plugin itself.
 
@@ -87,6 +89,7 @@ def host(
         attachments: answers `host.attachments()`; by default there are none.
         networks: answers `host.networks`; by default nothing is known of a cluster.
         refresh_cluster: called for each `host.refresh_cluster()` as well, in the plugin's thread.
+        scheduling: answers `host.scheduling`; by default no cluster is followed.
 
     Raises:
         OSError: the folder cannot be written.
@@ -130,6 +133,7 @@ def host(
         sockets=KeptSockets() if sockets is None else sockets,
         _attachments=tuple if attachments is None else attachments,
         networks=ClusterNetworks() if networks is None else networks,
+        scheduling=ClusterScheduling() if scheduling is None else scheduling,
         _refresh_cluster=_recording(cluster_refreshed, refresh_cluster),
         refreshed=refreshed,
         delegated=delegated,

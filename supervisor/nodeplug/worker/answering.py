@@ -14,6 +14,7 @@ from nodeplug.contract.errors import NotFound, clip
 from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal
 from nodeplug.worker.asked_networks import answer_networks
+from nodeplug.worker.asked_scheduling import answer_scheduling
 from nodeplug.worker.encoding import read_delegated, write_holdings, write_records, write_result
 from nodeplug.worker.wire import Broken, Message
 
@@ -53,8 +54,8 @@ def answer(host: Host, message: Message) -> Message:
             return Message({"op": "answer", **_with_cgroup(host, message)})
         case "sockets":
             return _with_sockets(host, message)
-        case "networks":
-            return Message({"op": "answer", "found": answer_networks(host.networks, message)})
+        case "networks" | "scheduling":
+            return Message({"op": "answer", "found": _of_cluster(host, message)})
         case "former":
             return Message({"op": "answer", "sections": _former(host)})
         case "delegate":
@@ -65,6 +66,12 @@ def answer(host: Host, message: Message) -> Message:
             return Message({"op": "answer"}, write_result(result))
         case unknown:
             raise Broken(f"nobody knows its request {unknown!r}")
+
+
+def _of_cluster(host: Host, message: Message) -> Any:
+    if message.op == "networks":
+        return answer_networks(host.networks, message)
+    return answer_scheduling(host.scheduling, message)
 
 
 def _with_journal(host: Host, message: Message) -> dict[str, Any]:

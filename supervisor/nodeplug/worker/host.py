@@ -23,6 +23,7 @@ from nodeplug.contract.sockets import KeptSockets
 from nodeplug.contract.tracebacks import traced
 from nodeplug.contract.values import CniRecord, CniRequest, CniResult, Holding, ResourceName
 from nodeplug.worker.asked_networks import AskedNetworks
+from nodeplug.worker.asked_scheduling import AskedScheduling
 from nodeplug.worker.encoding import Stray, read_error, read_holdings, read_records, read_result, write_delegated
 from nodeplug.worker.wire import Broken, Channel, Closed, Control, Message
 
@@ -243,6 +244,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         sockets=AskedSockets(door=door),
         _attachments=attachments,
         networks=AskedNetworks(door),
+        scheduling=AskedScheduling(door),
         _refresh_cluster=refresh_cluster,
     )
 

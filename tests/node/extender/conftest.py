@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.acted_api import ActedApi
 
 from nodeplug.testing import Scheduler, ScratchNode
 from nodeplug.testing.waiting import until
@@ -24,12 +25,17 @@ Make = Callable[..., ScratchNode]
 
 @pytest.fixture
 def make_node(short_path: Path) -> Iterator[Make]:
-    """Start a daemon with plugins, an `[extender]` table with more keys, and a way to run the plugins."""
+    """Start a daemon with plugins, an `[extender]` table with more keys, and an API server to follow."""
     made: list[ScratchNode] = []
 
-    def make(plugins: str = RACKS, *, keys: str = "", start: bool = True, **options: Any) -> ScratchNode:
+    def make(
+        plugins: str = RACKS, *, keys: str = "", start: bool = True, api: ActedApi | None = None, **options: Any
+    ) -> ScratchNode:
         root = short_path / f"n{len(made)}"
         root.mkdir()
+        if api is not None:
+            (root / "kubeconfig").write_text(api.kubeconfig)
+            keys += f'\nfollow = true\nkubeconfig = "{root}/kubeconfig"'
         listen = "" if "listen" in keys else 'listen = "127.0.0.1:0"'
         text = f"[extender]\n{listen}\n{keys}\n{plugins}"
         env = {"PYTHONPATH": f"{EXAMPLES}:{HERE}"}

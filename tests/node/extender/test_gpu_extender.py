@@ -71,7 +71,7 @@ def test_nodes_are_liked_by_the_card_that_the_pod_gets(make_node: Make, score: s
 
 
 def test_a_scheduler_that_sends_names_alone_is_told_what_to_change(make_node: Make) -> None:
-    options, told = {**OPTIONS, "node_cache_capable": True}, "set nodeCacheCapable: false"
+    options, told = {**OPTIONS, "node_cache_capable": True}, "add `follow = true` to the section .extender."
     with (
         asking(make_node(PLUGIN), "gpu-mem", **options) as scheduler,
         pytest.raises(ExtenderFailure, match=told),
@@ -79,8 +79,8 @@ def test_a_scheduler_that_sends_names_alone_is_told_what_to_change(make_node: Ma
         scheduler.filter(wanting("one", 1), ["a"])
 
 
-def test_without_an_api_server_nobody_is_evicted_and_no_pod_bound(make_node: Make) -> None:
+def test_without_following_the_cluster_no_pod_is_bound(make_node: Make) -> None:
     with asking(make_node(PLUGIN), "gpu-mem", **OPTIONS) as scheduler:
         assert scheduler.preempt(wanting("one", 1), {"a": [wanting("victim", 1)]}) == {}
-        with pytest.raises(ExtenderFailure, match=r"add \[api\] to the config"):
+        with pytest.raises(ExtenderFailure, match="this daemon follows no cluster: add `follow = true`"):
             scheduler.bind(wanting("one", 1), "a")

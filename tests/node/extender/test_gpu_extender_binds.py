@@ -1,189 +1,247 @@
-"""The extender that knows the cards binds pods: what counts as taken, and what an API server may do meanwhile."""
+"""The extender that knows the cards follows a cluster and binds pods: what counts as taken, and what may go wrong."""
 
 import json
-import ssl
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.certificates import authority, sign
-from tests.node.extender.test_gpu_extender import gpu_node, wanting
+from tests.node.acted_api import ActedApi, Fault
+from tests.node.extender.conftest import asking
+from tests.node.extender.test_gpu_extender import MEM, gpu_node, wanting
+from tests.real.consumers.api_server import Where
 
-from nodeplug import ExtenderBind, ExtenderFilter, NotReady, PluginError, TryAgain, Uncertain
-from nodeplug.testing import host
-from nodeplug_gpu.extender.config import ExtenderConfig
-from nodeplug_gpu.extender.plugin import GpuExtender
+from nodeplug.testing import ExtenderFailure, Scheduler, ScratchNode
+from nodeplug.testing.waiting import until
+from nodeplug_gpu.free_memory import FreeCard, FreeMemory, PodName, encode
 
+PLUGIN = '[plugins.gpu-extender]\nisolation = "{}"\n[plugins.gpu-extender.config]\nlook = "200ms"\n'
+Make = Callable[..., ScratchNode]
 pytestmark = pytest.mark.unprivileged
-NODES = {"a": gpu_node("a", 10)}
-
-
-@dataclass
-class ApiServer:
-    """Answers as a test says: the status of a Binding, and what a pod is afterwards; None: it ends the connection."""
-
-    port: int = 0
-    binding: int | None = 201
-    pod: dict[str, Any] | None = None
-    asked: list[tuple[str, str, Any]] = field(default_factory=list)
-
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any] | None:
-        self.asked.append((method, path, body))
-        if method == "POST":
-            return None if self.binding is None else (self.binding, {"message": "it is in the way"})
-        if "/pods?" in path:
-            return 200, {"items": [self.pod] if self.pod else []}
-        return (200, self.pod) if self.pod is not None else (404, {"message": "there is none"})
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("certificates")
-    authority(folder)
-    sign(folder, "server")
-    (folder / "token").write_text("secret\n")
-    return folder
 
 
 @pytest.fixture
-def api(certificates: Path) -> Iterator[ApiServer]:
-    told = ApiServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            assert self.headers["Authorization"] == "Bearer secret"
-            found = told.answer(self.command, self.path, json.loads(self.rfile.read(length)) if length else None)
-            if found is not None:
-                text = json.dumps(found[1]).encode()
-                self.send_response(found[0])
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-        do_POST = do_GET  # noqa: N815 - its name there
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        told.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield told
-        server.shutdown()
-        thread.join()
+def api() -> Iterator[ActedApi]:
+    with ActedApi() as server:
+        put_node(server, gpu_node("a", 10))
+        yield server
 
 
 @pytest.fixture
-def extender(api: ApiServer, certificates: Path, tmp_path: Path) -> GpuExtender:
-    server = {"server": f"https://127.0.0.1:{api.port}", "token": certificates / "token"}
-    config = ExtenderConfig.model_validate({"api": {**server, "ca": certificates / "authority.crt"}})
-    return GpuExtender(config, host(tmp_path))
+def daemon(make_node: Make, api: ActedApi) -> ScratchNode:
+    return following(make_node, api)
 
 
-def bind(extender: GpuExtender, pod: dict[str, Any], node: str = "a") -> None:
-    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-    extender.extender_bind(ExtenderBind(claim="gpu-mem", namespace="default", pod=name, uid=uid, node=node))
+@pytest.fixture
+def scheduler(daemon: ScratchNode) -> Iterator[Scheduler]:
+    with asking(daemon, "gpu-mem", managed_resources={MEM}) as scheduler:
+        yield scheduler
 
 
-def fits(extender: GpuExtender, pod: dict[str, Any]) -> bool:
-    return bool(extender.extender_filter(ExtenderFilter(claim="gpu-mem", pod=pod, nodes=NODES)).nodes)
+def following(make_node: Make, api: ActedApi, isolation: str = "thread") -> ScratchNode:
+    node = make_node(PLUGIN.format(isolation), api=api)
+    until(lambda: all_followed(node), found=lambda: node.log)
+    return node
 
 
-def bound(pod: dict[str, Any], node: str = "a", phase: str = "Pending") -> dict[str, Any]:
-    return {**pod, "spec": {**pod["spec"], "nodeName": node}, "status": {"phase": phase}}
+def all_followed(node: ScratchNode) -> bool:
+    return None not in (followed(node)["nodes"], followed(node)["pods_bound"])
 
 
-def test_a_binding_names_the_very_pod_and_its_units_are_taken_at_once(extender: GpuExtender, api: ApiServer) -> None:
+def followed(node: ScratchNode) -> dict[str, Any]:
+    return dict(node.status()["extender"]["cluster"])
+
+
+def put_node(api: ActedApi, node: dict[str, Any]) -> None:
+    api.put("v1", "nodes", node["metadata"]["name"], metadata=node["metadata"], status=node["status"])
+
+
+def put_pod(api: ActedApi, pod: dict[str, Any], node: str = "", **metadata: Any) -> None:
+    spec = {**pod["spec"], **({"nodeName": node} if node else {})}
+    about = {**pod["metadata"], **metadata}
+    api.put("v1", "pods", about["name"], "default", metadata=about, spec=spec, status=pod["status"])
+
+
+def fits(scheduler: Scheduler, pod: dict[str, Any]) -> bool:
+    return bool(scheduler.filter(pod, ["a"]).nodes)
+
+
+def under_way(node: ScratchNode) -> int:
+    return int(json.loads(node.run("inspect", "gpu-extender").stdout)["gpu-extender"]["pods_under_way"])
+
+
+def bindings(method: str, where: Where) -> bool:
+    return method == "POST"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_scheduler_that_sends_names_alone_has_pods_placed_by_what_the_cluster_says(
+    make_node: Make, api: ActedApi, isolation: str
+) -> None:
+    put_node(api, gpu_node("b", 4, 4))
+    node = following(make_node, api, isolation)
+    until(lambda: followed(node)["nodes"] == 2)
+    with asking(node, "gpu-mem", managed_resources={MEM}) as scheduler:
+        one = wanting("one", 8)
+        put_pod(api, one)
+        assert scheduler.schedule(one, ["a", "b"]) == "a"
+        assert api.bound == ["one to a"]
+        verdict = scheduler.filter(wanting("two", 4, 8), ["a", "b", "nobody"])
+        assert verdict.failed == dict.fromkeys("ab", f"no single card has enough free {MEM}")
+        assert verdict.unresolvable == {"nobody": f"it publishes no free {MEM} by card"}
+
+
+def test_what_a_node_says_anew_counts_in_the_next_call(api: ActedApi, scheduler: Scheduler) -> None:
+    assert not fits(scheduler, wanting("one", 12))
+    put_node(api, gpu_node("a", 12))
+    until(lambda: fits(scheduler, wanting("one", 12)))
+    api.remove("nodes", "a")
+    until(lambda: not fits(scheduler, wanting("one", 1)))
+
+
+def test_a_binding_takes_units_at_once_and_a_pod_is_not_in_its_own_way(api: ActedApi, scheduler: Scheduler) -> None:
     one, two = wanting("one", 6), wanting("two", 6)
-    assert fits(extender, one)
-    assert fits(extender, two)
-    bind(extender, one)
-    assert api.asked == [
-        (
-            "POST",
-            "/api/v1/namespaces/default/pods/one/binding",
-            {
-                "apiVersion": "v1",
-                "kind": "Binding",
-                "metadata": {"name": "one", "namespace": "default", "uid": one["metadata"]["uid"]},
-                "target": {"apiVersion": "v1", "kind": "Node", "name": "a"},
-            },
-        )
-    ]
-    assert not fits(extender, two)
-    assert fits(extender, one)  # a pod is not in its own way
-    with pytest.raises(TryAgain, match="another pod has come first"):
-        bind(extender, two)
-    assert len(api.asked) == 1
+    put_pod(api, one)
+    put_pod(api, two)
+    assert fits(scheduler, one)
+    assert fits(scheduler, two)
+    scheduler.bind(one, "a")
+    assert not fits(scheduler, two)
+    assert fits(scheduler, one)
+    with pytest.raises(ExtenderFailure, match="another pod has come first"):
+        scheduler.bind(two, "a")
+    assert api.bound == ["one to a"]
 
 
-@pytest.mark.parametrize("status", [409, 500, None])
-def test_a_pod_that_is_on_that_node_already_is_bound(extender: GpuExtender, api: ApiServer, status: int | None) -> None:
+def test_a_binding_that_succeeded_may_be_asked_for_again(api: ActedApi, scheduler: Scheduler) -> None:
     one = wanting("one", 6)
-    assert fits(extender, one)
-    api.binding, api.pod = status, bound(one)
-    bind(extender, one)
-    assert not fits(extender, wanting("two", 6))
+    put_pod(api, one)
+    scheduler.bind(one, "a")
+    scheduler.bind(one, "a")
+    assert api.bound == ["one to a"]
 
 
-@pytest.mark.parametrize("other", [{"node": "b"}, {"uid": "another"}, {}])
-def test_a_pod_that_is_not_bound_takes_nothing(extender: GpuExtender, api: ApiServer, other: dict[str, str]) -> None:
+def test_a_binding_whose_answer_is_lost_has_succeeded(api: ActedApi, scheduler: Scheduler) -> None:
     one = wanting("one", 6)
-    assert fits(extender, one)
-    found = bound(one, other.get("node", "a"))
-    found["metadata"] = {**found["metadata"], "uid": other.get("uid", found["metadata"]["uid"])}
-    api.binding, api.pod = 409, found if other else None
-    with pytest.raises(PluginError, match="the API server refuses: it is in the way"):
-        bind(extender, one)
-    assert fits(extender, wanting("two", 6))
+    put_pod(api, one)
+    with api.failing("lost answer", bindings):
+        scheduler.bind(one, "a")
+    assert api.bound == ["one to a"]
+    assert not fits(scheduler, wanting("two", 6))
+
+
+@pytest.mark.parametrize("other", ["bound elsewhere", "another of its name", "gone"])
+def test_a_pod_that_is_not_bound_takes_nothing(api: ActedApi, scheduler: Scheduler, other: str) -> None:
+    one = wanting("one", 6)
+    if other == "bound elsewhere":
+        put_pod(api, one, "elsewhere")
+    elif other == "another of its name":
+        put_pod(api, one, uid="another")
+    assert fits(scheduler, one)
+    with pytest.raises(ExtenderFailure, match=r"refused to create pods/binding default/one|is gone"):
+        scheduler.bind(one, "a")
+    assert fits(scheduler, wanting("two", 6))
+
+
+@pytest.mark.parametrize("fault", ["broken", "conflict"])
+def test_a_binding_that_the_server_refuses_takes_nothing_and_says_why(
+    api: ActedApi, scheduler: Scheduler, fault: Fault
+) -> None:
+    one = wanting("one", 6)
+    put_pod(api, one)
+    assert fits(scheduler, one)
+    with (
+        api.failing(fault, bindings),
+        pytest.raises(ExtenderFailure, match="the API server refused to create pods/binding default/one: acted out"),
+    ):
+        scheduler.bind(one, "a")
+    assert fits(scheduler, wanting("two", 6))
 
 
 def test_while_nobody_knows_whether_a_pod_is_bound_its_units_are_taken(
-    extender: GpuExtender, api: ApiServer, monkeypatch: pytest.MonkeyPatch
+    api: ActedApi, scheduler: Scheduler, daemon: ScratchNode
 ) -> None:
     one = wanting("one", 6)
-    assert fits(extender, one)
-    monkeypatch.setattr(api, "answer", lambda *_: None)
-    with pytest.raises(Uncertain, match="nobody knows whether pod default/one is bound to a"):
-        bind(extender, one)
-    assert not fits(extender, wanting("two", 6))
+    put_pod(api, one)
+    assert fits(scheduler, one)
+    with api.failing("away", lambda _, where: where.name == "one"):
+        with pytest.raises(ExtenderFailure, match="nobody knows whether pod default/one is bound to a"):
+            scheduler.bind(one, "a")
+        assert not fits(scheduler, wanting("two", 6))
+    until(lambda: fits(scheduler, wanting("two", 6)), found=lambda: daemon.log)  # it can be read again: not bound
 
 
-def test_a_pod_that_was_filtered_before_the_daemon_began_is_read(extender: GpuExtender, api: ApiServer) -> None:
+def test_pods_that_others_have_bound_count_and_those_that_are_gone_do_not(
+    api: ActedApi, scheduler: Scheduler, daemon: ScratchNode
+) -> None:
+    put_pod(api, wanting("strange", 6), "a")
+    until(lambda: not fits(scheduler, wanting("two", 6)))
+    assert under_way(daemon) == 1
+    api.remove("pods", "strange", "default")
+    until(lambda: fits(scheduler, wanting("two", 6)), found=lambda: daemon.log)
+
+
+def test_a_daemon_that_is_killed_after_a_binding_knows_of_it_when_it_is_back(
+    api: ActedApi, scheduler: Scheduler, daemon: ScratchNode
+) -> None:
     one = wanting("one", 6)
-    assert fits(extender, wanting("other", 1))
-    api.pod = one
-    bind(extender, one)
-    assert [asked[0] for asked in api.asked] == ["GET", "POST"]
-    assert not fits(extender, wanting("two", 6))
+    put_pod(api, one)
+    scheduler.bind(one, "a")
+    daemon.kill()
+    daemon.start()
+    with asking(daemon, "gpu-mem", managed_resources={MEM}) as another:
+        until(lambda: all_followed(daemon))
+        assert not fits(another, wanting("two", 6))
+        put_node(api, gpu_node_that_names("one", 4))
+        until(lambda: fits(another, wanting("four", 4)))
+        assert not fits(another, wanting("five", 5))
 
 
-def test_pods_that_others_have_bound_are_taken_into_account(extender: GpuExtender, api: ApiServer) -> None:
-    api.pod = bound(wanting("strange", 6))
-    extender.start()
-    try:
-        while fits(extender, wanting("two", 6)):
-            assert extender._thread is not None
-            extender._thread.join(0.02)
-        assert extender.inspect()["pods_under_way"] == 1
-        assert "fieldSelector=status.phase%3DPending%2Cspec.nodeName%21%3D" in api.asked[0][1]
-    finally:
-        extender.stop()
+def gpu_node_that_names(pod: str, free: int) -> dict[str, Any]:
+    made = gpu_node("a", free)
+    cards = (FreeCard("00000000", "GPU-0", 0, 24, free),)
+    said = FreeMemory(MEM, 2, 1 << 30, "binpack", cards, (PodName("default", pod),), ({"00000000": 6},))
+    made["metadata"]["annotations"] = {"nodeplug.io/gpu-mem": encode(said)}
+    return made
 
 
-def test_files_that_cannot_be_read_are_named_and_no_pod_counts(certificates: Path, tmp_path: Path) -> None:
-    api = {"server": "https://127.0.0.1:1", "token": tmp_path / "none", "ca": certificates / "authority.crt"}
-    extender, one = GpuExtender(ExtenderConfig.model_validate({"api": api}), host(tmp_path)), wanting("one", 6)
-    assert fits(extender, one)
-    with pytest.raises(NotReady, match=f"a file of .api. cannot be used: .*{tmp_path / 'none'}"):
-        bind(extender, one)
-    assert fits(extender, wanting("two", 6))
+def test_victims_of_which_the_scheduler_tells_the_uid_alone_are_found_at_the_api_server(
+    api: ActedApi, scheduler: Scheduler
+) -> None:
+    low = wanting("low", 6)
+    put_pod(api, {**low, "status": {"phase": "Running"}}, "a")
+    put_node(api, gpu_node_that_names("low", 4))
+    until(lambda: not fits(scheduler, wanting("five", 5)))
+    assert scheduler.preempt(wanting("ten", 10), {"a": [low]}) == {"a": (low["metadata"]["uid"],)}
+    assert scheduler.preempt(wanting("eleven", 11), {"a": [low]}) == {}
+
+
+@pytest.mark.parametrize("fault", ["away", "silent", "busy", "broken", "gone", "half"])
+def test_an_api_server_that_fails_leaves_what_is_known(
+    api: ActedApi, scheduler: Scheduler, daemon: ScratchNode, fault: Fault
+) -> None:
+    with api.failing(fault):
+        assert fits(scheduler, wanting("one", 10))
+        assert not fits(scheduler, wanting("one", 11))
+    put_node(api, gpu_node("a", 11))
+    until(lambda: fits(scheduler, wanting("one", 11)), found=lambda: daemon.log)
+
+
+def test_before_the_first_answer_of_the_api_server_the_scheduler_is_told_to_ask_again(
+    make_node: Make, api: ActedApi
+) -> None:
+    with api.failing("broken"):
+        node = make_node(PLUGIN.format("thread"), api=api)
+        with asking(node, "gpu-mem") as scheduler:
+            with pytest.raises(ExtenderFailure, match="the nodes are not known yet: the API server refused to list"):
+                until(lambda: scheduler.filter(wanting("one", 1), ["a"]).nodes)
+            told = node.status()["reasons"]["scheduler extenders"]
+            assert "the API server refused to list nodes" in told
+    with asking(node, "gpu-mem") as scheduler:
+        until(lambda: all_followed(node), found=lambda: node.log)
+        assert fits(scheduler, wanting("one", 1))
+
+
+def test_a_plugin_that_claims_no_extender_may_not_ask_the_cluster(make_node: Make, api: ActedApi) -> None:
+    node = make_node('[plugins.nosy]\nuses = "nosy:Nosy"\n', api=api)
+    told = json.loads(node.run("inspect", "nosy").stdout)["nosy"]["told"]
+    assert told == "section nosy claims no extender, and only those that do may ask the cluster"

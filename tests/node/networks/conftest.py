@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.networks.acted_api import ActedApi
+from tests.node.acted_api import ActedApi
 
 from nodeplug.testing import CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.scratch_cni import run_in

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.node.networks.acted_api import Fault
+from tests.node.acted_api import Fault
 from tests.node.networks.conftest import Pods, bridge
 from tests.real.consumers.api_server import Where
 

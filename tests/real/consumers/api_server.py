@@ -153,10 +153,12 @@ class Store:
         end = time.monotonic() + seconds
         while not self.closed and time.monotonic() < end:
             news = self._changes_after(since, end - time.monotonic())
-            since += len(news)
-            for what, key, entry in news:
+            for number, (what, key, entry) in enumerate(news, since):
                 if selects(where, selector, key, entry):
                     yield {"type": what, "object": entry}
+                elif what == "MODIFIED" and self._selected_before(number, where, selector, key):
+                    yield {"type": "DELETED", "object": entry}
+            since += len(news)
 
     def listed_and_watched(self, where: Where, selector: str, seconds: float) -> Iterator[Object]:
         """Yield what is there, a bookmark that says so (KEP 3157), and what changes then."""
@@ -166,6 +168,11 @@ class Store:
         metadata = {**found["metadata"], "annotations": {"k8s.io/initial-events-end": "true"}}
         yield {"type": "BOOKMARK", "object": {"apiVersion": where.version, "kind": where.kind, "metadata": metadata}}
         yield from self.watched(where, selector, int(found["metadata"]["resourceVersion"]), seconds)
+
+    def _selected_before(self, number: int, where: Where, selector: str, key: tuple[str, str, str]) -> bool:
+        """Whether the state of an object before a change was in a collection."""
+        before = next((entry for _, known, entry in reversed(self.changes[:number]) if known == key), None)
+        return before is not None and selects(where, selector, key, before)
 
     def _changes_after(self, since: int, seconds: float) -> list[tuple[str, tuple[str, str, str], Object]]:
         with self.changed:
@@ -186,9 +193,9 @@ def selects(where: Where, selector: str, key: tuple[str, str, str], entry: Mappi
     for term in filter(None, selector.split(",")):
         path, _, wanted = term.partition("=")
         value: Any = entry
-        for word in path.split("."):
+        for word in path.removesuffix("!").split("."):
             value = value.get(word, "") if isinstance(value, Mapping) else ""
-        if value != wanted:
+        if (value == wanted) == path.endswith("!"):
             return False
     return True
 

@@ -39,7 +39,7 @@ class ExtenderFilter(ExtenderRequest):
     Attributes:
         pod: the v1 Pod that is to be scheduled.
         nodes: the candidates by name, in the scheduler's order, each with its v1 Node, or None where the scheduler
-            sends only names (`nodeCacheCapable`).
+            sends only names (`nodeCacheCapable`) and the daemon does not follow nodes, or knows none of that name.
     """
 
     pod: Mapping[str, Any]
@@ -82,8 +82,8 @@ class ExtenderVictims:
     Attributes:
         pods: their UIDs.
         pdb_violations: how many disruption budgets that violates.
-        objects: of a request, the v1 Pods by UID where the scheduler sends them (not with `nodeCacheCapable`); a result
-            needs none.
+        objects: of a request, the v1 Pods by UID where the scheduler sends them (not with `nodeCacheCapable`) or the
+            daemon follows the cluster; a result needs none.
     """
 
     pods: tuple[str, ...]

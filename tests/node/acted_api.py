@@ -1,9 +1,10 @@
-"""An API server for networks, acted out: its objects are in memory, and it fails as it is told.
+"""An API server acted out: its objects are in memory, and it fails as it is told.
 
-Owns: list, watch, get and merge patches over HTTP on loopback, and one fault at a time.
+Owns: list, watch, get, merge patches and Bindings over HTTP on loopback, and one fault at a time.
 Refuses: what a real server checks: schemas, rights and names are for tests/real.
 """
 
+import io
 import json
 import socket
 import threading
@@ -15,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.real.consumers.api_server import Object, Store, Where, kubeconfig_of
 
-Fault = Literal["", "away", "silent", "busy", "broken", "conflict", "gone", "half", "mute watch"]
+Fault = Literal["", "away", "silent", "busy", "broken", "conflict", "gone", "half", "mute watch", "lost answer"]
 NETWORK: Final = "nodeplug.io/v1alpha1"
 DEFINITION: Final = "k8s.cni.cncf.io/v1"
 _CODES: Final = {"busy": 429, "broken": 500, "conflict": 409, "gone": 410}
@@ -28,6 +29,7 @@ class ActedApi:
         fault: what happens to requests at present.
         affects: to which, by method and path; by default all.
         asked: every request, as `GET pods default/web`.
+        bound: every pod that was bound, as `web to node-1`.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class ActedApi:
         self.fault: Fault = ""
         self.affects: Callable[[str, Where], bool] = lambda *_: True
         self.asked: list[str] = []
+        self.bound: list[str] = []
         self.ended = threading.Event()
         self.watching: set[socket.socket] = set()
         handler = type("Handler", (_Handler,), {"api": self})
@@ -130,14 +133,17 @@ class _Handler(BaseHTTPRequestHandler):
         watches = query.get("watch") == "1"
         self.api.asked.append(f"{'WATCH' if watches else self.command} {where.resource} {where.namespace}/{where.name}")
         if self.api.fault and self.api.affects(self.command, where):
-            self._fail(self.api.fault, where, query, watches=watches)
+            self._fail(self.api.fault, where, query, body, watches=watches)
         else:
             self._answer(where, query, body, watches=watches)
 
-    do_GET = do_PATCH = _serve  # noqa: N815 - so http.server finds them
+    do_GET = do_PATCH = do_POST = _serve  # noqa: N815 - so http.server finds them
 
-    def _fail(self, fault: Fault, where: Where, query: dict[str, str], *, watches: bool) -> None:
-        if fault == "away":
+    def _fail(self, fault: Fault, where: Where, query: dict[str, str], body: Object, *, watches: bool) -> None:
+        if fault == "lost answer":
+            self.wfile = io.BytesIO()
+            self._answer(where, query, body, watches=watches)
+        if fault in {"away", "lost answer"}:
             self.close_connection = True
         elif fault == "silent":
             self.api.ended.wait(60)
@@ -158,6 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         store, selector = self.api.store, query.get("fieldSelector", "")
         if self.command == "PATCH":
             self._patch(where, body)
+        elif self.command == "POST":
+            self._bind(where, body)
         elif watches:
             self._head(200, None)
             self._stream(store.watched(where, selector, int(query.get("resourceVersion") or 0), 300))
@@ -183,6 +191,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(409, "Conflict")
         else:
             self._send(200, self.api.store.put(where, merged(found, patch)))
+
+    def _bind(self, where: Where, binding: Object) -> None:
+        """Bind a pod (kubernetes, pkg/registry/core/pod/storage)."""
+        assert where.part == "binding"
+        found = self.api.store.get(where)
+        if found is None:
+            self._refuse(404, "NotFound")
+        elif binding["metadata"]["uid"] != found["metadata"]["uid"] or found["spec"].get("nodeName"):
+            self._refuse(409, "Conflict")
+        else:
+            self.api.bound.append(f"{where.name} to {binding['target']['name']}")
+            self.api.store.put(where, {**found, "spec": {**found["spec"], "nodeName": binding["target"]["name"]}})
+            self._send(201, {"kind": "Status", "status": "Success", "code": 201})
 
     def _refuse(self, code: int, reason: str) -> None:
         self._send(code, {"kind": "Status", "reason": reason, "message": f"acted out: {reason}", "code": code})
