@@ -27,7 +27,6 @@ from nodeplug.exec.frame import SUCCESSION, Frame, Reply
 from nodeplug.hosting.call import has_hung_up, new_request_id, set_caller
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane, Unanswered
-from nodeplug.process.umask import with_umask
 
 LOG: Final = logging.getLogger(__name__)
 Handler = Callable[[Frame, tuple[Netns, ...]], Awaitable[Reply]]
@@ -151,8 +150,9 @@ class ExecServer:
         _clear_stale(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            # Not a chmod after bind: others could connect in between.
-            with_umask(0o177, lambda: listener.bind(str(self.path)), "bind the exec socket")
+            # Not a chmod after bind: others could connect in between. The path gets the mode of the socket (unix_bind_bsd).
+            os.fchmod(listener.fileno(), 0o600)
+            listener.bind(str(self.path))
             listener.listen(BACKLOG)
             status = self.path.stat()
         except OSError as error:

@@ -68,7 +68,7 @@ class Bound:
         check_socket_path(path)
         try:
             fresh.unlink(missing_ok=True)
-            with_umask(_UMASK, lambda: server.add_insecure_port(f"unix:{fresh}"), f"bind {path.name}")
+            _bind(server, fresh)
             inode = fresh.stat().st_ino
             fresh.rename(path)
         except (RuntimeError, OSError) as error:
@@ -89,6 +89,19 @@ class Bound:
         with suppress(OSError):
             if self.is_there():
                 self.path.unlink()
+
+
+def _bind(server: grpc.aio.Server, path: Path) -> None:
+    """Bind a server so that nobody else can use the path, which nobody knows yet."""
+
+    def bind() -> None:
+        server.add_insecure_port(f"unix:{path}")
+
+    try:
+        with_umask(_UMASK, bind, f"bind {path.name}")
+    except PermissionError:  # a container whose seccomp profile refuses unshare(2)
+        bind()
+        path.chmod(0o777 & ~_UMASK)
 
 
 async def serve(server: grpc.aio.Server, lane: Lane, bind: Callable[[], Bound]) -> Bound:
