@@ -1,6 +1,6 @@
 """Write what the chart repeats of nodeplug, and the plain manifests that the chart renders.
 
-python deploy/generate.py              chart/files/*.json, by what nodeplug prints and docs/networks.md says; chart/crds
+python deploy/generate.py              chart/files/*.json, by what nodeplug prints and its pages say; chart/crds
 python deploy/generate.py HELM         manifests/nodeplug.yaml, too, by this helm
 """
 
@@ -17,7 +17,6 @@ import yaml
 HERE: Final = Path(__file__).parent
 FILES: Final = HERE / "chart" / "files"
 CRD: Final = "networks.nodeplug.io.yaml"
-NETWORKS: Final = HERE.parent / "docs" / "networks.md"
 NAMESPACE: Final = "namespace-of-release"
 """The chart puts its own in place of it, and its ServiceAccount in place of ACCOUNT."""
 ACCOUNT: Final = "account-of-release"
@@ -92,9 +91,10 @@ def cluster_objects() -> list[Any]:
     return found
 
 
-def networks_rights() -> list[Any]:
-    """Return the rules of the role that the page about networks has."""
-    blocks = [block.partition("```")[0] for block in NETWORKS.read_text(encoding="utf-8").split("```yaml\n")[1:]]
+def rights(page: str) -> list[Any]:
+    """Return the rules of the role that a page of docs/ has."""
+    text = (HERE.parent / "docs" / page).read_text(encoding="utf-8")
+    blocks = [block.partition("```")[0] for block in text.split("```yaml\n")[1:]]
     (role,) = [one for block in blocks for one in yaml.safe_load_all(block) if one["kind"] == "ClusterRole"]
     rules: list[Any] = role["rules"]
     return rules
@@ -109,7 +109,9 @@ def rendered(helm: str) -> str:
 
 
 if __name__ == "__main__":
-    for name, found in {"csi": csi_objects(), "cluster": cluster_objects(), "networks": networks_rights()}.items():
+    objects: dict[str, Any] = {"csi": csi_objects(), "cluster": cluster_objects()}
+    objects |= {"networks": rights("networks.md"), "extender": rights("scheduler.md")}
+    for name, found in objects.items():
         (FILES / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (HERE / "chart" / "crds").mkdir(exist_ok=True)
     shutil.copy(HERE / "crds" / CRD, HERE / "chart" / "crds" / CRD)

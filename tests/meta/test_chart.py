@@ -55,8 +55,12 @@ def test_what_the_chart_gives_nodes_that_publish_is_what_nodeplug_prints(generat
     assert json.loads((CHART / "files" / "cluster.json").read_text()) == generator.cluster_objects()
 
 
+def test_what_the_chart_gives_the_extender_is_what_its_page_says(generator: ModuleType) -> None:
+    assert json.loads((CHART / "files" / "extender.json").read_text()) == generator.rights("scheduler.md")
+
+
 def test_what_the_chart_gives_for_networks_is_what_their_page_says(generator: ModuleType) -> None:
-    assert json.loads((CHART / "files" / "networks.json").read_text()) == generator.networks_rights()
+    assert json.loads((CHART / "files" / "networks.json").read_text()) == generator.rights("networks.md")
     name = "networks.nodeplug.io.yaml"
     assert (CHART / "crds" / name).read_bytes() == (DEPLOY / "crds" / name).read_bytes()
 

@@ -92,3 +92,51 @@ capabilities:
 {{- define "nodeplug.probed" -}}
 {{ ternary "127.0.0.1" .Values.listen.host (eq .Values.listen.host "0.0.0.0") | quote }}
 {{- end -}}
+
+{{- /* What a kube-scheduler of the chart's own is told. */ -}}
+{{- define "nodeplug.scheduler" -}}
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection:
+  leaderElect: true
+  resourceNamespace: {{ .Release.Namespace }}
+  resourceName: {{ .Release.Name }}-extender
+profiles:
+  - schedulerName: {{ .Values.extender.scheduler.name }}
+extenders:
+  - urlPrefix: http://127.0.0.1:{{ .Values.extender.port }}/{{ base .Values.extender.resource }}
+    filterVerb: filter
+    prioritizeVerb: prioritize
+    preemptVerb: preempt
+    bindVerb: bind
+    weight: 1
+    nodeCacheCapable: true
+    managedResources:
+      - name: {{ .Values.extender.resource }}
+{{- end -}}
+
+{{- /* The API server, where it is not reached through the Service. */ -}}
+{{- define "nodeplug.reached" -}}
+{{- if or .Values.apiServer.host .Values.apiServer.port -}}
+env:
+  {{- with .Values.apiServer.host }}
+  - {name: KUBERNETES_SERVICE_HOST, value: {{ . | quote }}}
+  {{- end }}
+  {{- with .Values.apiServer.port }}
+  - {name: KUBERNETES_SERVICE_PORT, value: {{ . | toString | quote }}}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "nodeplug.confined" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- /* A probe: what, the port, the scheme, and whether the pod has a network of its own. */ -}}
+{{- define "nodeplug.asked" -}}
+httpGet: { {{- if not (index . 3) }}host: 127.0.0.1, {{ end }}port: {{ index . 1 }}, path: /{{ index . 0 }}, scheme: {{ index . 2 }}}
+periodSeconds: 5
+timeoutSeconds: 5
+{{- end -}}

@@ -150,7 +150,7 @@ class ExecServer:
         _clear_stale(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            # Not a chmod after bind: others could connect in between. The path gets the mode of the socket (unix_bind_bsd).
+            # Not a chmod after bind: others could connect in between. The path gets the socket's mode (unix_bind_bsd).
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(str(self.path))
             listener.listen(BACKLOG)

@@ -62,7 +62,8 @@ class Cluster:
 
     def pods(self) -> list[dict[str, Any]]:
         """Return the pods of the daemon, those that end included."""
-        return list(self.api.call("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"])
+        selector = "labelSelector=app.kubernetes.io%2Fname%3Dnodeplug"
+        return list(self.api.call("GET", f"/api/v1/namespaces/{NAMESPACE}/pods?{selector}")["items"])
 
     def rolled_out(self) -> dict[str, Any]:
         """Wait until one pod of the newest kind is ready and no other is left; return it.

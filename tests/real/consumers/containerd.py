@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
@@ -97,10 +98,21 @@ def write_images(archive: Path, busybox: Path = Path("/bin/busybox")) -> None:
             entry = tarfile.TarInfo(f"bin/{applet}")
             entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(entry)
-    digest = f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"
-    files = {"layer.tar": layer.getvalue()}
+    write_archive(archive, layer.getvalue(), _ENTRYPOINTS)
+
+
+def write_archive(archive: Path, layer: bytes, entrypoints: Mapping[str, Sequence[str]]) -> None:
+    """Write images of one layer into an archive in the format of `docker save`.
+
+    Args:
+        archive: to write.
+        layer: a tar of all files.
+        entrypoints: of each image, by its name.
+    """
+    digest = f"sha256:{hashlib.sha256(layer).hexdigest()}"
+    files = {"layer.tar": layer}
     manifest = []
-    for number, (name, entrypoint) in enumerate(_ENTRYPOINTS.items()):
+    for number, (name, entrypoint) in enumerate(entrypoints.items()):
         config = {"Env": ["PATH=/bin"], "Entrypoint": entrypoint}
         image = {"os": "linux", "config": config, "rootfs": {"type": "layers", "diff_ids": [digest]}}
         files[f"{number}.json"] = json.dumps({"architecture": _architecture(), **image}).encode()
