@@ -2,7 +2,8 @@
 
 Filter and prioritize over 500 nodes, asked over one connection that stays open, of a plugin that answers at once: so
 nearly all of the time is the daemon's. In a process of its own and in a thread; with names of nodes, and with whole
-nodes of 30 KB. A whole run writes `bench/results/extenders.json` and the table of `docs/performance.md`.
+nodes of 30 KB. Then of the extender that knows the cards, in a cluster of 5,000 nodes (`bench/following.py`). A whole
+run writes `bench/results/extenders.json` and the table of `docs/performance.md`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from bench import page, report
+from bench import following, page, report
 from bench.figures import flat
 from bench.measure import Summary
 from nodeplug.testing import ScratchNode, folders
@@ -51,6 +52,8 @@ def main() -> int:
     }
     for isolation in ISOLATIONS:
         figures |= {f"{isolation}_{name}": value for name, value in measure(isolation, calls).items()}
+    nodes, few = (500, 50) if arguments.quick else (following.NODES, following.ASKED)
+    figures |= {f"cards_{name}": value for name, value in following.measure(nodes, few, calls // 4 or 5).items()}
     figures["load_average"] = os.getloadavg()[0]
     path = RESULTS / ("extenders-quick.json" if arguments.quick else "extenders.json")
     path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")

@@ -102,6 +102,14 @@ EXTENDERS: Final = {
     "thread_pod_ms": ("filter and prioritize of one pod, mean, ms", 5.0),
     "thread_daemon_cpu_ms": ("of the processor in the daemon for each call, ms", 0.0),
     "thread_filter_whole_p50_ms": ("filter over 500 whole nodes, ms", 0.0),
+    "cards_filter_p50_ms": ("gpu-extender in a cluster of 5,000 nodes of 8 cards: filter over 500 by name, ms", 0.0),
+    "cards_filter_p99_ms": ("the same, p99, ms", 20.0),
+    "cards_prioritize_p50_ms": ("prioritize, ms", 0.0),
+    "cards_prioritize_p99_ms": ("the same, p99, ms", 20.0),
+    "cards_filter_changing_p99_ms": ("filter, p99, where 20 of them say something new before each call, ms", 20.0),
+    "cards_ms_per_pod": ("filter of one pod, mean of many in a row, ms (5 are 200 pods a second)", 5.0),
+    "cards_seen_ms": ("from a node's word to an answer that has it, the longest of ten, ms", 2000.0),
+    "cards_memory_mib": ("memory of the extender with 5,000 nodes (Pss), MiB", 200.0),
 }
 """Figures of a scheduler extender that answers at once, with their limits; 0 means none."""
 

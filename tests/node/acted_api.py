@@ -173,7 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
             found = store.get(where)
             self._send(200, found) if found is not None else self._refuse(404, "NotFound")
         else:
-            self._send(200, store.listed(where, selector))
+            page = (int(query.get(key) or 0) for key in ("continue", "limit"))
+            self._send(200, store.listed(where, selector, *page))
 
     def _stream(self, events: Iterator[Object]) -> None:
         self.api.watching.add(self.connection)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeplug.cluster.names import fault_of_key
-from nodeplug_gpu.free_memory import FreeCard, FreeMemory, PodName, Unreadable, annotation_of, decode, encode
+from nodeplug_gpu.free_memory import FreeCard, FreeMemory, PodName, Unreadable, annotation_of, decode, encode, skim
 
 FREE = FreeMemory(
     resource="aliyun.com/gpu-mem",
@@ -99,3 +99,10 @@ def test_a_node_of_eight_cards_and_250_pods_fits() -> None:
     pods = tuple(PodName("namespace-of-a-team", f"a-deployment-{'x' * 20}-{n}") for n in range(250))
     held = tuple({cards[number % 8].key: 10} for number in range(250))
     assert len(encode(replace(FREE, cards=cards, pods=pods, held=held))) < 24_000
+
+
+def test_what_is_skimmed_is_what_is_read_but_for_what_pods_hold() -> None:
+    text = encode(FREE)
+    figures, names = skim(text)
+    assert figures == replace(decode(text), pods=(), held=())
+    assert names == frozenset(map(str, FREE.pods))

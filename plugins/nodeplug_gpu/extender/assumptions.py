@@ -7,16 +7,26 @@ Refuses: I/O, and to know what a node says: callers bring its annotation.
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from nodeplug_gpu.extender.wants import Want
-from nodeplug_gpu.free_memory import FreeMemory, PodName
 
 SETTLED: Final = 60.0
 """Seconds after which nobody has an annotation any more that is older than one that named the pod."""
 REPLACED: Final = 15.0
 """Seconds in which a node notices that a pod was replaced by one of its name; podresources is read every 10."""
 _NO_SEQ: Final = -1
+
+
+class Says(Protocol):
+    """What a node says, whole or not."""
+
+    @property
+    def seq(self) -> int:
+        """As in `FreeMemory`."""
+
+    def names(self, namespace: str, name: str, uid: str = "") -> bool:
+        """As in `FreeMemory`."""
 
 
 @dataclass(slots=True)
@@ -44,10 +54,10 @@ class Assumed:
     former: int = _NO_SEQ
     shown: int = _NO_SEQ
 
-    def see(self, published: FreeMemory, now: float) -> bool:
+    def see(self, published: Says, now: float) -> bool:
         """Take note of an annotation of its node; return whether its units are in the figures, or were and are free."""
         if self.shown == _NO_SEQ:
-            if not names(published, self.namespace, self.name, self.uid):
+            if not published.names(self.namespace, self.name, self.uid):
                 self.former = _NO_SEQ
             elif self.former == _NO_SEQ or (published.seq > self.former and now - self.since > REPLACED):
                 self.shown = published.seq
@@ -62,7 +72,7 @@ class Assumptions:
         self._nodes: dict[str, dict[str, Assumed]] = {}
         self._node_of: dict[str, str] = {}
 
-    def assume(self, pod: Assumed, published: FreeMemory | None) -> None:
+    def assume(self, pod: Assumed, published: Says | None) -> None:
         """Count a pod as under way from now on; one that is known keeps its place.
 
         Args:
@@ -72,7 +82,7 @@ class Assumptions:
         with self._lock:
             if self._node_of.get(pod.uid) == pod.node:
                 return
-            if published is not None and names(published, pod.namespace, pod.name):
+            if published is not None and published.names(pod.namespace, pod.name):
                 pod.former = published.seq
             self._forget(pod.uid)
             self._nodes.setdefault(pod.node, {})[pod.uid] = pod
@@ -83,9 +93,7 @@ class Assumptions:
         with self._lock:
             self._forget(uid)
 
-    def under_way(
-        self, node: str, published: FreeMemory, now: float, but: Collection[str] = ()
-    ) -> Sequence[Sequence[Want]]:
+    def under_way(self, node: str, published: Says, now: float, but: Collection[str] = ()) -> Sequence[Sequence[Want]]:
         """Return what each pod wants that goes to a node and is not in an annotation, in the order of their binding.
 
         Args:
@@ -113,6 +121,10 @@ class Assumptions:
         with self._lock:
             return sum(one.shown == _NO_SEQ for here in self._nodes.values() for one in here.values())
 
+    def __contains__(self, node: object) -> bool:
+        """Whether a pod is, or was just now, under way to a node."""
+        return node in self._nodes
+
     def __len__(self) -> int:
         """Return how many are remembered, those of the last minute among them that their node has named."""
         with self._lock:
@@ -124,15 +136,3 @@ class Assumptions:
             del self._nodes[node][uid]
             if not self._nodes[node]:
                 del self._nodes[node]
-
-
-def names(published: FreeMemory, namespace: str, name: str, uid: str = "") -> bool:
-    """Whether an annotation names a pod: by its UID where it has one, else by its name."""
-    return any(is_pod(one, namespace, name, uid) for one in published.pods)
-
-
-def is_pod(one: PodName, namespace: str, name: str, uid: str) -> bool:
-    """Whether a holder is a pod; without a UID, whichever has the name."""
-    if one.namespace == "?":
-        return bool(uid) and one.name == uid
-    return (one.namespace, one.name) == (namespace, name) and (not one.uid or not uid or one.uid == uid)

@@ -9,16 +9,28 @@ Sources: kubelet 1.35, pkg/kubelet/cm/devicemanager/manager.go (Allocate, device
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from nodeplug_gpu.extender.wants import Want
-from nodeplug_gpu.free_memory import FreeMemory
+from nodeplug_gpu.free_memory import FreeCard
 from nodeplug_gpu.ids import CardKey
 from nodeplug_gpu.placement import Policy, card_for
 
 Verdict = Literal["fits", "full", "never"]
 """Whether a pod gets its cards: now, perhaps when others have gone, or never on this node."""
 HIGHEST: Final = 10
+
+
+class Cards(Protocol):
+    """What a node says of its cards, whole or not; see `FreeMemory`."""
+
+    @property
+    def policy(self) -> str:
+        """How a card is chosen."""
+
+    @property
+    def cards(self) -> Sequence[FreeCard]:
+        """All that are advertised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ def place(free: Mapping[CardKey, int], wants: Sequence[Want], policy: Policy) ->
     return Placed(tuple(cards), left)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeModel:
     """One resource of one node.
 
@@ -73,11 +85,11 @@ class NodeModel:
         free: units by card that can be allocated: of healthy cards, without what is under way.
     """
 
-    published: FreeMemory
+    published: Cards
     free: Mapping[CardKey, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, published: FreeMemory, under_way: Iterable[Sequence[Want]] = ()) -> "NodeModel":
+    def of(cls, published: Cards, under_way: Iterable[Sequence[Want]] = ()) -> "NodeModel":
         """Make the model of a node.
 
         Args:
@@ -85,7 +97,7 @@ class NodeModel:
             under_way: what each pod wants that is bound to the node and not among `published.pods`, in the order in
                 which they were bound. One that finds no card takes nothing: kubelet rejects it.
         """
-        free: Mapping[CardKey, int] = {CardKey(one.key): one.free if one.healthy else 0 for one in published.cards}
+        free = free_of(published.cards)
         for wants in under_way:
             placed = place(free, wants, _policy(published))
             free = placed.free if placed is not None else free
@@ -97,7 +109,11 @@ class NodeModel:
 
     def judge(self, wants: Sequence[Want]) -> Verdict:
         """Say whether a pod gets its cards here: never, if a container wants more than the largest card has."""
-        if self.place(wants) is not None:
+        if len(wants) == 1:  # nearly every pod: any card that has as much
+            fits = max(self.free.values(), default=0) >= wants[0].units
+        else:
+            fits = self.place(wants) is not None
+        if fits:
             return "fits"
         largest = max((one.units for one in self.published.cards), default=0)
         return "never" if any(one.units > largest for one in wants) else "full"
@@ -112,12 +128,19 @@ class NodeModel:
         Returns:
             0 also where the pod does not fit.
         """
-        placed = self.place(wants)
-        if placed is None or not wants:
-            return 0
-        card = placed.cards[max(range(len(wants)), key=lambda index: wants[index].units)]
+        if len(wants) == 1:  # nearly every pod
+            card, wanted = card_for(self.free, [], wants[0].units, _policy(self.published)), wants[0].units
+            if card is None or self.free[card] < wanted:
+                return 0
+            left = self.free[card] - wanted
+        else:
+            placed = self.place(wants)
+            if placed is None or not wants:
+                return 0
+            card = placed.cards[max(range(len(wants)), key=lambda index: wants[index].units)]
+            left = placed.free[card]
         units = next(one.units for one in self.published.cards if one.key == card)
-        part = self.free[card] if policy == "spread" else units - placed.free[card]
+        part = self.free[card] if policy == "spread" else units - left
         return HIGHEST * part // max(units, 1)
 
     def without(self, held: Iterable[Mapping[CardKey, int]]) -> "NodeModel":
@@ -130,5 +153,10 @@ class NodeModel:
         return NodeModel(self.published, free)
 
 
-def _policy(published: FreeMemory) -> Policy:
+def free_of(cards: Iterable[FreeCard]) -> Mapping[CardKey, int]:
+    """Return the units by card that can be allocated: none of one that is not healthy."""
+    return {CardKey(one.key): one.free if one.healthy else 0 for one in cards}
+
+
+def _policy(published: Cards) -> Policy:
     return "binpack" if published.policy == "binpack" else "spread"

@@ -1,16 +1,58 @@
 """What nodes say of a resource, as it was last seen.
 
-Owns: reading an annotation once for each change, and how many nodes are remembered. Any thread may ask.
+Owns: reading an annotation once for each change, what is kept of it, and how many nodes are remembered. Any thread may
+ask.
 Refuses: I/O, and pods under way (`assumptions`).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from nodeplug_gpu.free_memory import FreeMemory, Unreadable, annotation_of, decode
+from nodeplug_gpu.extender.model import free_of
+from nodeplug_gpu.free_memory import FreeCard, FreeMemory, Unreadable, annotation_of, decode, skim
+from nodeplug_gpu.ids import CardKey
 
 _REMEMBERED: Final = 20_000
 """Nodes; Kubernetes supports 5,000."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a node says, as little of it as a question about a pod needs: there are thousands of nodes.
+
+    Attributes:
+        seq: as in `FreeMemory`; so for `policy` and `cards`.
+        policy: how a card is chosen.
+        cards: all that are advertised.
+        free: units by card that can be allocated, if nothing is under way to the node.
+        pods: whose units are not free, as the annotation names them.
+        text: of the annotation.
+    """
+
+    seq: int
+    policy: str
+    cards: tuple[FreeCard, ...]
+    free: Mapping[CardKey, int]
+    pods: frozenset[str]
+    text: str
+
+    @classmethod
+    def of(cls, text: str) -> "Published":
+        """Read an annotation; raise Unreadable."""
+        read, pods = skim(text)
+        return cls(read.seq, read.policy, read.cards, free_of(read.cards), pods, text)
+
+    def names(self, namespace: str, name: str, uid: str = "") -> bool:
+        """Whether a pod is among those whose units are not free; see `FreeMemory.names`."""
+        if not uid:
+            return any(one == f"{namespace}/{name}" or one.startswith(f"{namespace}/{name}/") for one in self.pods)
+        return not self.pods.isdisjoint((f"{namespace}/{name}", f"{namespace}/{name}/{uid}", f"?/{uid}"))
+
+    @property
+    def whole(self) -> FreeMemory:
+        """All that the annotation says, read anew."""
+        return decode(self.text)
 
 
 class Nodes:
@@ -22,9 +64,9 @@ class Nodes:
 
     def __init__(self, resource: str) -> None:
         self._annotation = annotation_of(resource)
-        self._known: dict[str, tuple[str, FreeMemory | Unreadable]] = {}
+        self._known: dict[str, tuple[str, Published | Unreadable]] = {}
 
-    def read(self, name: str, node: Mapping[str, Any]) -> FreeMemory | None:
+    def read(self, name: str, node: Mapping[str, Any]) -> Published | None:
         """Return what a v1 Node says, and remember it; None if it says nothing.
 
         Raises:
@@ -45,18 +87,18 @@ class Nodes:
             raise known[1]
         return known[1]
 
-    def last(self, name: str) -> FreeMemory | None:
+    def last(self, name: str) -> Published | None:
         """Return what a node said last; None if it is not known."""
         found = self._known.get(name, ("", None))[1]
-        return found if isinstance(found, FreeMemory) else None
+        return found if isinstance(found, Published) else None
 
     def __len__(self) -> int:
         """Return how many nodes have said something."""
         return len(self._known)
 
 
-def _read(text: str) -> FreeMemory | Unreadable:
+def _read(text: str) -> Published | Unreadable:
     try:
-        return decode(text)
+        return Published.of(text)
     except Unreadable as error:
         return error

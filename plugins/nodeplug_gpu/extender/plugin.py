@@ -31,11 +31,12 @@ from nodeplug import (
 from nodeplug_gpu.extender.assumptions import Assumed, Assumptions
 from nodeplug_gpu.extender.config import ExtenderConfig
 from nodeplug_gpu.extender.model import NodeModel
-from nodeplug_gpu.extender.nodes import Nodes
+from nodeplug_gpu.extender.nodes import Nodes, Published
 from nodeplug_gpu.extender.pods import bound_at, is_finished, node_of, uid_of
 from nodeplug_gpu.extender.victims import frees
 from nodeplug_gpu.extender.wants import Want, wants_of
 from nodeplug_gpu.free_memory import FreeCard, FreeMemory, Unreadable, annotation_of, encode
+from nodeplug_gpu.ids import CardKey
 
 _LATE: Final = 5.0
 """Seconds after which a node should have named a pod that was bound to it."""
@@ -161,7 +162,7 @@ class GpuExtender:
         kept = {}
         for name, victims in request.victims.items():
             published = self._followed(name)
-            held = frees(published, victims.objects) if published is not None else None
+            held = _frees(published, victims) if published is not None else None
             if published is None or held is None:
                 continue
             under_way = self._assumptions.under_way(name, published, time.monotonic(), but=victims.pods)
@@ -224,9 +225,11 @@ class GpuExtender:
         published = self._nodes.read(name, node) if node is not None else None
         if published is None:
             return None
+        if name not in self._assumptions:
+            return NodeModel(published, published.free)
         return NodeModel.of(published, self._assumptions.under_way(name, published, time.monotonic(), but=[uid]))
 
-    def _followed(self, name: str) -> FreeMemory | None:
+    def _followed(self, name: str) -> Published | None:
         """Return what a node says now; None if it says nothing that can be read."""
         try:
             node = self._host.scheduling.node(name)
@@ -274,3 +277,10 @@ class GpuExtender:
             current = self._host.scheduling.pod(one.namespace, one.name)
             if current is None or uid_of(current) != one.uid or node_of(current) != one.node or is_finished(current):
                 self._assumptions.forget(one.uid)
+
+
+def _frees(published: Published, victims: ExtenderVictims) -> Sequence[Mapping[CardKey, int]] | None:
+    try:
+        return frees(published.whole, victims.objects)
+    except Unreadable:  # what pods hold is read by this alone
+        return None

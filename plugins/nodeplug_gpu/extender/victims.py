@@ -7,7 +7,6 @@ Refuses: to choose victims: kube-scheduler has, and needs those that it names fo
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nodeplug_gpu.extender.assumptions import is_pod
 from nodeplug_gpu.free_memory import FreeMemory
 from nodeplug_gpu.ids import CardKey
 
@@ -25,5 +24,5 @@ def frees(published: FreeMemory, victims: Mapping[str, Mapping[str, Any]]) -> Se
     return [
         {CardKey(card): units for card, units in held.items()}
         for one, held in zip(published.pods, published.held, strict=True)
-        if any(is_pod(one, str(at.get("namespace")), str(at.get("name")), uid) for uid, at in places.items())
+        if any(one.means(str(at.get("namespace")), str(at.get("name")), uid) for uid, at in places.items())
     ]

@@ -40,14 +40,34 @@ _PREEMPTING: Final = 2.5
 """Seconds for reading the pods of nodes; with the hook, less than kube-scheduler waits."""
 _LEFT_OUT: Final = frozenset(["images", "volumesAttached", "volumesInUse", "config"])
 """Of a node's status: hundreds of names, of which no extender knows more than kube-scheduler."""
+_SHORT: Final = 100
+_TEXTS: Final = 50_000
 _BOUND: Final = "status.phase=Pending,spec.nodeName!="
 _T = TypeVar("_T")
 
 
-def slim_node(found: Object) -> Object:
-    """Return what is kept of a node."""
-    status = {key: value for key, value in (found.get("status") or {}).items() if key not in _LEFT_OUT}
-    return {**slim(found), "status": status}
+class SlimNodes:
+    """What is kept of nodes: of a text that many of them have, such as a label, there is one."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def __call__(self, found: Object) -> Object:
+        """Return what is kept of a node."""
+        status = {key: value for key, value in (found.get("status") or {}).items() if key not in _LEFT_OUT}
+        kept: Object = self._shared({**slim(found), "status": status})
+        return kept
+
+    def _shared(self, value: Any) -> Any:
+        if isinstance(value, str):
+            if len(value) > _SHORT:
+                return value
+            if len(self._texts) >= _TEXTS:
+                self._texts.clear()
+            return self._texts.setdefault(value, value)
+        if isinstance(value, dict):
+            return {self._shared(key): self._shared(one) for key, one in value.items()}
+        return [*map(self._shared, value)] if isinstance(value, list) else value
 
 
 class FollowedCluster:
@@ -90,7 +110,7 @@ class FollowedCluster:
 
     async def _follow(self, client: Client) -> None:
         changed = asyncio.Event()
-        nodes = Followed(client, NODES, lambda _: True, changed, kept=slim_node)
+        nodes = Followed(client, NODES, lambda _: True, changed, kept=SlimNodes())
         pods = Followed(client, PODS, lambda _: True, changed, fields=_BOUND)
         if self._nodes is None:  # otherwise what was known before is better than nothing
             self._nodes, self._pods = nodes, pods

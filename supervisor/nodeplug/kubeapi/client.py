@@ -8,7 +8,7 @@ Refuses: changes as they happen (`watch`), and what objects mean.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -112,7 +112,15 @@ class Client:
         """
         return await self._object(Asked("get", resource, namespace, name))
 
-    async def list(self, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = "") -> Listed:
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        labels: str = "",
+        fields: str = "",
+        kept: Callable[[Object], Object | None] = lambda found: found,
+    ) -> Listed:
         """Return all objects, page by page.
 
         Args:
@@ -120,22 +128,25 @@ class Client:
             namespace: where; empty for all of them.
             labels: a label selector.
             fields: a field selector.
+            kept: what is kept of an object, or None; asked page by page, so that thousands are never held whole.
         """
         asked = Asked("list", resource, namespace)
         query = {"labelSelector": labels, "fieldSelector": fields}
         try:
-            return await self._pages(asked, query, self.bounds.page)
+            return await self._pages(asked, query, self.bounds.page, kept)
         except Expired:  # a page came too late, and the list has to begin anew: in one piece, as client-go does
-            return await self._pages(asked, query, 0)
+            return await self._pages(asked, query, 0, kept)
 
-    async def _pages(self, asked: Asked, query: Mapping[str, str], page: int) -> Listed:
+    async def _pages(
+        self, asked: Asked, query: Mapping[str, str], page: int, kept: Callable[[Object], Object | None]
+    ) -> Listed:
         found: list[Object] = []
         further = ""
         while True:
             limit = {"limit": str(page or ""), "continue": further}
             answer = await self._object(asked, {**query, **limit})
             kind = {"apiVersion": asked.resource.api_version, "kind": asked.resource.kind}
-            found += ({**kind, **item} for item in answer.get("items") or ())
+            found += filter(None, (kept({**kind, **item}) for item in answer.pop("items", None) or ()))
             metadata = answer.get("metadata") or {}
             further = metadata.get("continue") or ""
             if not further:

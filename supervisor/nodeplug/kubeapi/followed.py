@@ -47,7 +47,7 @@ class Followed:
         self.objects: dict[str, Object] = {}
         self.known = False
         self._kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-        self._watch = Watch(client, resource, fields=fields)
+        self._watch = Watch(client, resource, fields=fields, kept=self._copy)
         self._wanted, self._changed, self._kept = wanted, changed, kept
 
     @property
@@ -60,15 +60,15 @@ class Followed:
         async with aclosing(self._watch.changes()) as changes:
             async for change in changes:
                 if isinstance(change, Listed):
-                    self.objects = {key_of(one): self._copy(one) for one in change if self._wanted(one)}
+                    self.objects = {key_of(one): one for one in change}
                     self.known = True
-                elif change.how == "DELETED" or not self._wanted(change.object):
+                elif change.how == "DELETED" or (copy := self._copy(change.object)) is None:
                     if self.objects.pop(key_of(change.object), None) is None:
                         continue
                 else:
-                    self.objects[key_of(change.object)] = self._copy(change.object)
+                    self.objects[key_of(change.object)] = copy
                 for event in self._changed:
                     event.set()
 
-    def _copy(self, found: Object) -> Object:
-        return {**self._kind, **self._kept(found)}
+    def _copy(self, found: Object) -> Object | None:
+        return {**self._kind, **self._kept(found)} if self._wanted(found) else None

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -68,17 +68,25 @@ class Watch:
         namespace: where; empty for all of them.
         labels: a label selector.
         fields: a field selector.
+        kept: what of an object is in `Listed`, or None; changes have whole ones.
 
     Attributes:
         trouble: why nothing is known of the collection at present; empty while it is followed.
     """
 
     def __init__(
-        self, client: Client, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = ""
+        self,
+        client: Client,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        labels: str = "",
+        fields: str = "",
+        kept: Callable[[Object], Object | None] = lambda found: found,
     ) -> None:
         self.trouble = ""
         self._client = client
-        self._listing = {"namespace": namespace, "labels": labels, "fields": fields}
+        self._listing: dict[str, Any] = {"namespace": namespace, "labels": labels, "fields": fields, "kept": kept}
         self._asked = Asked("watch", resource, namespace)
         self._query = {"labelSelector": labels, "fieldSelector": fields}
         self._pauses = Pauses(client.bounds)

@@ -167,8 +167,9 @@ class Scheduler:
             names = [one["metadata"]["name"] for one in items]
             if isinstance(nodes, Mapping) and (changed := [one for one in items if one != _sent(nodes, one)]):
                 raise ExtenderFailure(f"node {changed[0]['metadata']['name']} comes back changed")
+        sent = frozenset(nodes)
         for name in names:
-            if name not in nodes:
+            if name not in sent:
                 raise ExtenderFailure(
                     f"extender {self.url_prefix!r} claims a filtered node {name!r} which is not found in the input "
                     "node list"

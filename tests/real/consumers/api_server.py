@@ -141,11 +141,14 @@ class Store:
             found = self.objects.get(where.key)
             return json.loads(json.dumps(found)) if found else None
 
-    def listed(self, where: Where, selector: str) -> Object:
-        """Return a list object."""
+    def listed(self, where: Where, selector: str, begin: int = 0, limit: int = 0) -> Object:
+        """Return a list object, or a page of one."""
         with self.changed:
-            items = [entry for key, entry in self.objects.items() if selects(where, selector, key, entry)]
+            found = [entry for key, entry in self.objects.items() if selects(where, selector, key, entry)]
+            items = found[begin : begin + limit] if limit else found
             metadata = {"resourceVersion": str(len(self.changes))}
+            if begin + len(items) < len(found):
+                metadata["continue"] = str(begin + len(items))
             return {"apiVersion": where.version, "kind": f"{where.kind}List", "metadata": metadata, "items": items}
 
     def watched(self, where: Where, selector: str, since: int, seconds: float) -> Iterator[Object]:
