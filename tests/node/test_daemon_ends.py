@@ -138,6 +138,7 @@ def test_the_socket_answers_until_the_end(short_path: Path, tmp_path: Path) -> N
     supervisor = 'listen = ""\ninstall = true'
     node = ScratchNode(short_path, STOPPING, supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)})
     node.start()
+    until((node.paths.cni_bin / "nodeplug-stopping").exists)  # a compiler may take longer than callers wait
     run = node.paths.run / "plugins" / "stopping"
     os.kill(node.pid, signal.SIGTERM)
     until((run / "stops").exists)

@@ -177,7 +177,8 @@ def test_libcnis_cache_tells_what_the_records_have_lost(place: Place) -> None:
     place.end("cEnds")
     place.node.start()
     place.until_ended("cEnds")
-    assert f"ended attachment {NAME}/cEnds/eth0: network namespace {ends.path} is gone" in place.node.log
+    told = f"ended attachment {NAME}/cEnds/eth0: network namespace {ends.path} is gone"
+    until(lambda: told in place.node.log)
     assert place.runtime.cache.get("cEnds", "eth0") is not None
     assert lives.links() == ("eth0", "lo")
     assert place.left("cLives") != []
@@ -205,7 +206,7 @@ def test_after_a_reboot_nothing_is_left(place: Place) -> None:
     said("ip", "link", "delete", "reconcile0")
     place.node.start()
     place.until_ended("cEnds")
-    assert f"network namespace {sandbox.path} is of an earlier boot" in place.node.log
+    until(lambda: f"network namespace {sandbox.path} is of an earlier boot" in place.node.log)
 
 
 def test_what_some_namespace_still_has_is_held(place: Place) -> None:
