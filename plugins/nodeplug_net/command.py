@@ -147,13 +147,19 @@ def _reconciled(config: Path, root: Path | None, *, dry_run: bool) -> list[dict[
     return [
         {
             "kind": "attachment",
-            "name": " ".join(one["types"]),
+            "name": _named(one),
             "address": "",
             **{key: one[key] for key in ("network", "container_id", "ifname", "state", "why")},
             "freed": one["ended"],
         }
         for one in answer["attachments"]
     ]
+
+
+def _named(one: Mapping[str, Any]) -> str:
+    """Name an attachment's plugins, and what they asked others to attach: `nodeplug-bridge blue net1`."""
+    more = ", ".join(f"{each['claim']} {each['network']} {each['ifname']}" for each in one.get("delegated", ()))
+    return " ".join(one["types"]) + (f" with {more}" if more else "")
 
 
 def _thing(one: "Verdict", *, freed: bool) -> dict[str, Any]:

@@ -103,7 +103,9 @@ class Hosts:
         """Look, in a plugin's thread, for attachments of what the section claims."""
         instance = self.registry.plugins.get(asking)
         claims = {claim.name for claim in instance.claims if claim.kind == "cni"} if instance is not None else ()
-        return list(survivors(Attachments(self.paths.attachments), claims))
+        attachments = Attachments(self.paths.attachments)
+        found = [one for records in (attachments, attachments.delegated) for one in survivors(records, claims)]
+        return [record for _, record in sorted(found, key=lambda one: one[0])]
 
     def _former_sections(self, asking: str) -> list[FormerSection]:
         """Look, in a plugin's thread, for what is left of sections that have no plugin."""

@@ -16,6 +16,7 @@ from nodeplug.cluster.section import Publishing, publishing_of
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
+from nodeplug.cni.delegates import Delegates
 from nodeplug.cni.reconciliation import Reconciliation
 from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
@@ -119,7 +120,7 @@ class Parts:
             registry=self.registry,
             resources=self.resources,
             podresources=self.podresources,
-            delegation=Delegation(self.registry, visiting=self.runner.visiting),
+            delegation=Delegation(self.registry, Delegates(self.attachments), visiting=self.runner.visiting),
             cgroups=Cgroups(self.supervisor.cgroups, self.supervisor.program_cgroup),
             users=PluginUsers(self.paths, self.supervisor.plugin_user),
             networks=self.networks.door_of,

@@ -107,6 +107,16 @@ def test_an_address_that_its_namespace_has_given_to_a_virtual_machine_is_held(pl
     assert row["why"] == f"network namespace {sandbox.path} of its container exists"
 
 
+def test_an_address_in_a_further_network_of_a_container_that_lives_is_held(place: Place, sandbox: Sandbox) -> None:
+    """Of what `nodeplug-networks` or multus attach, libcni's cache has one network, the runtime's."""
+    file = place.reserve("198.18.88.5")
+    place.cache(sandbox.path)
+    (known,) = (place.folder / "results").iterdir()
+    known.write_text(known.read_text().replace('"net"', '"all"'))
+    (row,) = place.gc("--unknown")
+    assert (row["state"], file.exists()) == ("held", True)
+
+
 def test_an_address_whose_add_may_still_run_is_held(place: Place) -> None:
     file = place.reserve("198.18.88.5", age=1.0)
     place.cache(place.folder / "pod")

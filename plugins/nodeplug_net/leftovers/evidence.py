@@ -114,6 +114,8 @@ class Evidence:
             return Verdict(one, "held", f"network namespace {found[0]} of its container exists")
         if one.written and (age := time.time() - one.written) < SETTLED:
             return Verdict(one, "held", f"it was written {age:.0f} s ago")
+        if found := [path for path in self._others(one.whose) if _exists(path)]:
+            return Verdict(one, "held", f"network namespace {found[0]} of its container exists")
         if not paths:
             seen = "" if one.address is None else ", and no network namespace of this node has the address"
             return Verdict(one, "unknown", f"libcni's cache does not know its container{seen}")
@@ -128,6 +130,15 @@ class Evidence:
             if known.container_id == whose.container_id
             and whose.network in {"", known.network}
             and whose.ifname in {"", known.ifname}
+            for path in paths
+        )
+
+    def _others(self, whose: Attachment) -> list[str]:
+        """Return the namespaces of a container as other networks of it are known: enough to keep a thing, no more."""
+        return sorted(
+            path
+            for known, paths in self.namespaces.items()
+            if known.container_id == whose.container_id
             for path in paths
         )
 
@@ -161,8 +172,8 @@ def _cached(folders: Iterable[Path]) -> Iterator[tuple[Attachment, str]]:
 
 
 def _recorded(folder: Path) -> Iterator[tuple[Attachment, str]]:
-    """Read the daemon's records of attachments, also of those that have only begun."""
-    for path in (path for suffix in ("json", "begun") for path in sorted(folder.glob(f"*.{suffix}"))):
+    """Read the daemon's records of attachments, also of those that have only begun, or were delegated."""
+    for path in (path for suffix in ("json", "begun", "delegated") for path in sorted(folder.glob(f"*.{suffix}"))):
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = json.loads(path.read_bytes())
             whose = Attachment(str(found["network"]), str(found["container_id"]), str(found["ifname"]))

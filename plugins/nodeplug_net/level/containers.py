@@ -18,7 +18,9 @@ from typing import Final
 from nodeplug import CniAdd, CniCheck, CniGc, CniInterface, CniRecord, CniResult, Netns, PluginError
 from nodeplug_net.attachment import OURS, Attachment, network_label
 from nodeplug_net.level.events import ANYWHERE, Interest, Place
+from nodeplug_net.netlink.links import links_in
 from nodeplug_net.netlink.namespaces import number_of
+from nodeplug_net.netlink.policy import routes_by_link
 from nodeplug_net.nftables.sockets import Identity
 
 ANEW: Final = "delete its pod, or set 'repair_containers'"
@@ -255,7 +257,9 @@ class Containers:
     def _compared(self, one: Container) -> list[str]:
         try:
             with self.checked(one) as request:
-                return list(self.differences(_without_mac(request)))
+                asked = _without_mac(request)
+                found = list(self.differences(asked))
+                return list(self.differences(led)) if found and (led := _led_elsewhere(asked)) is not None else found
         except (OSError, PluginError) as error:
             return [error.message if isinstance(error, PluginError) else str(error)] if one.is_running else []
 
@@ -326,6 +330,26 @@ def _without_mac(request: CniCheck) -> CniCheck:
 
     result = request.prev_result
     return replace(request, prev_result=replace(result, interfaces=tuple(map(without, result.interfaces))))
+
+
+def _led_elsewhere(request: CniCheck) -> CniCheck | None:
+    """Leave out default routes whose place one of another interface has taken; None if that is the case for none.
+
+    A pod may have its default route through another of its networks, and whoever attaches them then removes the
+    others: `nodeplug-networks` and multus do.
+
+    Raises:
+        PluginError: the namespace is gone.
+    """
+    result = request.prev_result
+    if all(route.dst.prefixlen for route in result.routes):
+        return None
+    with links_in(request.netns) as inner:
+        inside = inner.get(request.ifname)
+        own = inside.index if inside is not None else 0
+        led = {net.version for index, net in routes_by_link(inner.netlink) if not net.prefixlen and index != own}
+    kept = tuple(one for one in result.routes if one.dst.prefixlen or one.dst.version not in led)
+    return replace(request, prev_result=replace(result, routes=kept)) if len(kept) < len(result.routes) else None
 
 
 def _check(one: Container, host: Netns, netns: Netns) -> CniCheck:

@@ -6,14 +6,14 @@ Refuses: to attach and detach.
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
 from nodeplug import ClusterPod, CniAttachmentRequest, CniResult, Entry, Host
-from nodeplug_net.networks.plan import Planned
+from nodeplug_net.networks.plan import Conflist, Planned
 
 BEGUN: Final = "begun"
 ATTACHED: Final = "attached"
@@ -65,6 +65,7 @@ class Records:
 
     host: Host
     _held: dict[str, frozenset[str]] = field(default_factory=dict)
+    _further: dict[str, tuple[Conflist, ...]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, record: Record, phase: str) -> None:
@@ -79,6 +80,7 @@ class Records:
         data = {"plans": [one.as_dict() for one in record.plans], "results": results}
         self.host.journal.write(record.key, phase=phase, request=request, data=data)
         self._hold(record.key, frozenset(one.held for one in record.plans if one.held))
+        self._further[record.key] = _further_of(record)
 
     def find(self, request: CniAttachmentRequest) -> tuple[str, Record] | None:
         """Return how far an attachment got, and its record; None without one."""
@@ -89,6 +91,11 @@ class Records:
         """Forget an attachment that has ended."""
         self.host.journal.remove(record.key)
         self._hold(record.key, frozenset())
+        self._further.pop(record.key, None)
+
+    def further(self) -> Mapping[str, Conflist]:
+        """Return the networks that pods have besides their default one, by name; the newest configuration of each."""
+        return {str(one["name"]): one for conflists in list(self._further.values()) for one in conflists}
 
     def all(self) -> Iterator[tuple[str, Record]]:
         """Yield how far each got, and its record."""
@@ -103,6 +110,7 @@ class Records:
         found = list(self.all())
         with self._lock:
             self._held = {one.key: held for _, one in found if (held := frozenset(p.held for p in one.plans if p.held))}
+            self._further = {one.key: _further_of(one) for _, one in found}
             self._tell()
         return found
 
@@ -117,6 +125,10 @@ class Records:
 
     def _tell(self) -> None:
         self.host.networks.hold(list(Counter(name for names in self._held.values() for name in names)))
+
+
+def _further_of(record: Record) -> tuple[Conflist, ...]:
+    return tuple(one.conflist for one in record.plans[1:])
 
 
 def _record(entry: Entry) -> Record:

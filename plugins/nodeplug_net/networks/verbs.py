@@ -6,6 +6,7 @@ Refuses: what an annotation means (`plan`), and how a list is run (`chain`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from nodeplug import (
     ClusterPod,
@@ -15,7 +16,9 @@ from nodeplug import (
     CniGc,
     CniResult,
     CniStatus,
+    DelegateFailed,
     Host,
+    LimitedConnectivity,
     NotFound,
     NotReady,
     PluginError,
@@ -28,6 +31,9 @@ from nodeplug_net.networks.plan import Conflist, Planner
 from nodeplug_net.networks.records import ATTACHED, BEGUN, Record, Records
 from nodeplug_net.networks.report import elements
 from nodeplug_net.undo import Errors
+
+_LIMITED: Final = 51
+"""The code of STATUS for containers that lack something (SPEC 1.1.0, section 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +138,32 @@ class Verbs:
         errors.raise_all()
 
     def status(self, request: CniStatus) -> None:
-        """Raise NotReady if the default network would fail.
+        """Raise NotReady if the default network would fail, and LimitedConnectivity if pods lack something.
+
+        The further networks that pods have are asked, too, which restores what they need. That one of them has no
+        address left, or that its executable is gone, is no reason to take no pod any more: most want none of them.
 
         Raises:
-            PluginError: what it says.
+            PluginError: what the default network says; of further ones, what they say with code 51.
         """
         try:
             default = self.planner.default(request, parse_conf(request))
         except PluginError as error:
             raise NotReady(f"the default network of pods is not known: {error}") from error
         chain.status(self.host, request, default)
+        for name, conflist in self.records.further().items():
+            if name != default["name"]:
+                self._ask_further(request, conflist)
+
+    def _ask_further(self, request: CniStatus, conflist: Conflist) -> None:
+        try:
+            chain.status(self.host, request, conflist)
+        except LimitedConnectivity:
+            raise
+        except (PluginError, OSError) as error:
+            if isinstance(error, DelegateFailed) and error.code == _LIMITED:
+                raise
+            self.host.log.debug("network %s, which some pods have: %s", conflist["name"], error)
 
     def _pod(self, request: CniAdd, conf: NetworksConf) -> ClusterPod:
         """Find out whose attachment it is and what is wanted, without the API server where the runtime says so."""

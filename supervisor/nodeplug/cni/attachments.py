@@ -1,9 +1,10 @@
 """The attachments that this daemon has made, or begun to make, one small file each.
 
 Owns: `<run>/attachments/*.json`, written to a temporary file and renamed, and `*.begun`, written before a plugin is
-called for an ADD and removed when that is recorded. A reboot removes the folder along with the attachments, so nothing
-is synced. The records supply the result for a DEL without prevResult, the list for people, and what it takes to clean
-up an attachment whose namespace ended without a DEL (`orphans`), also one that a killed daemon left half made.
+called for an ADD and removed when that is recorded; `*.delegated` are those of plugins that another one asked. A reboot
+removes the folder along with the attachments, so nothing is synced. The records supply the result for a DEL without
+prevResult, the list for people, and what it takes to clean up an attachment whose namespace ended without a DEL
+(`orphans`), also one that a killed daemon left half made.
 Refuses: to be the truth (the kernel is) and to fail a call: a damaged file is ignored, a full disk is logged.
 """
 
@@ -30,6 +31,8 @@ from nodeplug.contract.values import CniResult, ValidAttachment
 LOG: Final = logging.getLogger(__name__)
 _BEGUN: Final = ".begun"
 _TEMPORARY: Final = ".tmp"
+_DONE: Final = ".json"
+_DELEGATED: Final = ".delegated"
 _IN_MEMORY: Final = frozenset({"ramfs", "tmpfs"})
 _KILLED: Final = 60.0
 """Seconds after which a file that cannot be read is no write in progress."""
@@ -80,7 +83,7 @@ class Attachment:
 
     `netns` is CNI_NETNS as the caller spelled it, `time` seconds since the epoch, `host` the device and inode of the
     caller's namespace, (0, 0) if unknown. `sighting` is None if the kernel does not say which namespace the container's
-    was, `asked` in records of earlier versions.
+    was, `asked` in records of earlier versions. `by` is the claim whose plugin delegated it; empty if a runtime asked.
     """
 
     key: Key
@@ -90,6 +93,7 @@ class Attachment:
     host: tuple[int, int] = (0, 0)
     sighting: Sighting | None = None
     asked: Asked | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,20 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """The records in one folder, which the first record creates."""
+    """The records in one folder, which the first record creates.
+
+    Attributes:
+        folder: the folder.
+        suffix: of the files; those of other kinds are not seen.
+    """
 
     folder: Path
+    suffix: str = _DONE
+
+    @property
+    def delegated(self) -> "Attachments":
+        """Return the records of what plugins attached by delegation, in the same folder."""
+        return Attachments(self.folder, _DELEGATED)
 
     def begin(self, begun: Begun) -> None:
         """Record that a plugin is about to be called, in one write: an ADD waits for it.
@@ -138,11 +153,14 @@ class Attachments:
         """Record an attachment; an older record of the key goes even if this one cannot be written."""
         stem, document = self._stem(attachment.key), _document(attachment)
         document["result"] = results.encode(attachment.result, VERSIONS[-1])
+        document |= {"by": attachment.by} if attachment.by else {}
+        temporary, *others = self._passing(stem)
         try:
-            self._write(f"{stem}{_TEMPORARY}", document)
-            os.rename(f"{stem}{_TEMPORARY}", f"{stem}.json")  # noqa: PTH104  plain system calls, see `_write`
-            with suppress(FileNotFoundError):
-                os.unlink(f"{stem}{_BEGUN}")  # noqa: PTH108
+            self._write(temporary, document)
+            os.rename(temporary, f"{stem}{self.suffix}")  # noqa: PTH104  plain system calls, see `_write`
+            for other in others:
+                with suppress(FileNotFoundError):
+                    os.unlink(other)  # noqa: PTH108
         except OSError as error:
             LOG.warning("cannot record attachment %s in %s: %s", attachment.key, self.folder, error.strerror)
             self.forget(attachment.key)
@@ -164,7 +182,7 @@ class Attachments:
 
     def find(self, key: Key) -> Attachment | None:
         """Return the record of a key, or None."""
-        found = _load(Path(f"{self._stem(key)}.json"))
+        found = _load(Path(f"{self._stem(key)}{self.suffix}"))
         return found if found is not None and found.key == key else None
 
     def has(self, key: Key) -> bool:
@@ -182,9 +200,9 @@ class Attachments:
     def forget(self, key: Key) -> None:
         """Remove what is recorded of a key, if anything, and the temporary file of a killed daemon."""
         stem = self._stem(key)
-        for suffix in (".json", _TEMPORARY, _BEGUN):
+        for path in (f"{stem}{self.suffix}", *self._passing(stem)):
             with suppress(OSError):
-                os.unlink(f"{stem}{suffix}")  # noqa: PTH108
+                os.unlink(path)  # noqa: PTH108
 
     def forget_invalid(self, claim: str, network: str, valid: Iterable[ValidAttachment]) -> None:
         """Remove the records that a GC has declared invalid."""
@@ -196,7 +214,7 @@ class Attachments:
     def list(self) -> tuple[Attachment, ...]:
         """Return every valid record, oldest first."""
         try:
-            paths = sorted(self.folder.glob("*.json"))
+            paths = sorted(self.folder.glob(f"*{self.suffix}"))
         except OSError:
             return ()
         found = [attachment for path in paths if (attachment := _load(path)) is not None]
@@ -216,6 +234,12 @@ class Attachments:
             elif not path.with_suffix(".json").exists():  # else an ADD was repeated: what the first one made is in use
                 found.append(one)
         return tuple(sorted(found, key=lambda one: one.time))
+
+    def _passing(self, stem: str) -> tuple[str, ...]:
+        """Return the files besides the record itself: the temporary one, then what a record supersedes."""
+        if self.suffix == _DONE:
+            return f"{stem}{_TEMPORARY}", f"{stem}{_BEGUN}"
+        return (f"{stem}{self.suffix}{_TEMPORARY}",)
 
     def _stem(self, key: Key) -> str:
         return f"{self.folder}/{file_name(f'{key.claim}@{key}')}"
@@ -240,7 +264,8 @@ def _load(path: Path) -> Attachment | None:
     try:
         document: Any = json.loads(read_bounded(path))
         result, one = results.decode(document["result"], VERSIONS[-1]), _begun_of(document)
-        return Attachment(one.key, one.netns, result, one.time, one.host, one.sighting, one.asked)
+        by = str(document.get("by", ""))
+        return Attachment(one.key, one.netns, result, one.time, one.host, one.sighting, one.asked, by)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, PluginError):
         return None
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.cni import results
+from nodeplug.cni.delegates import Delegates
 from nodeplug.contract.errors import DeadlineExceeded, DelegateFailed, InvalidRequest, NotFound, PluginError
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import (
@@ -57,11 +58,13 @@ class Delegation:
 
     Attributes:
         registry: finds the plugin that serves a claim.
+        delegates: are told what plugins of this daemon attached and detached; None where nobody has to know.
         timeout: seconds that a foreign plugin may take; less than the deadline of the hook that calls it.
         visiting: the context of a call to a claim of this daemon: see `Runner.visiting`.
     """
 
     registry: Registry
+    delegates: Delegates | None = None
     timeout: float = 50.0
     visiting: Callable[[Route], AbstractContextManager[Route]] = nullcontext
 
@@ -85,12 +88,13 @@ class Delegation:
 
     def _inside(self, route: Route, request: CniRequest, config: Mapping[str, Any]) -> CniResult | None:
         hook = HOOK_OF[type(request)]
-        arguments: Mapping[str, Any] = {"request": replace(request, claim=route.claim.name, config=config)}
+        asked = replace(request, claim=route.claim.name, config=config)
+        arguments: Mapping[str, Any] = {"request": asked}
         if hook == "cni_status" and hook not in route.hooks:
             hook, arguments = "health", {}
-        if hook not in route.hooks:
-            return None
-        result: CniResult | None = invoke(route, hook, arguments)
+        result: CniResult | None = invoke(route, hook, arguments) if hook in route.hooks else None
+        if self.delegates is not None:
+            self.delegates.note(asked, result)
         return result
 
     def _outside(self, program: Path, request: CniRequest, config: Mapping[str, Any]) -> CniResult | None:

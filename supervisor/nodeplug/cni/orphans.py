@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from nodeplug.cni.admission import Admission
-from nodeplug.cni.attachments import Asked, Attachment, Begun, Key
+from nodeplug.cni.attachments import Asked, Attachment, Attachments, Begun, Key
 from nodeplug.cni.namespaces import UNKNOWN, Identity, find_host, host_or_own
 from nodeplug.cni.nsid import boot_id, gone, shows
 from nodeplug.cni.records import Records
@@ -70,7 +70,7 @@ class Orphans:
             Unanswered: the disk with the records does not respond.
         """
         attachments = self.records.attachments
-        found = await self._lane.run(lambda: _orphans((*attachments.list(), *attachments.begun())))
+        found = await self._lane.run(lambda: _look(attachments))
         keys = {orphan.key for orphan in found}
         self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
         for orphan in found:
@@ -174,6 +174,20 @@ class Orphans:
 def call_of(key: Key) -> Call:
     """Return the call of a DEL that no runtime sends."""
     return Call("DEL", f"cni:{key.claim}", key=str(key), whole=True)
+
+
+def _look(attachments: Attachments) -> list[Orphan]:
+    """Return the attachments whose namespace is gone, newest first; forget what was delegated for none that is known.
+
+    Whoever delegated is asked to end its own attachment, and has what it delegated ended. What is still recorded of
+    that afterwards, such as by a plugin that forgot to, is in nobody's way, and would stay until the next boot.
+    """
+    known: tuple[Orphan, ...] = (*attachments.list(), *attachments.begun())
+    containers = {one.key.container_id for one in known}
+    delegated = [one for one in attachments.delegated.list() if one.key.container_id not in containers]
+    for one in _orphans(delegated):
+        attachments.delegated.forget(one.key)
+    return _orphans(known)
 
 
 def _orphans(attachments: Iterable[Orphan]) -> list[Orphan]:

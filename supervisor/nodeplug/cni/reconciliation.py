@@ -11,8 +11,8 @@ at all, none is gone. The cache itself is the runtime's, and stays as it is.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -40,12 +40,16 @@ State = Literal["held", "unknown", "left over"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from the evidence about an attachment, and why."""
+    """What follows from the evidence about an attachment, and why.
+
+    `delegated` has what its plugin asked others to attach, as far as that is recorded: claim, network, interface.
+    """
 
     where: Where
     state: State
     why: str
     about: Cached | Begun
+    delegated: tuple[tuple[str, str, str], ...] = ()
 
     def encode(self) -> dict[str, Any]:
         """Return it for people and programs."""
@@ -54,13 +58,15 @@ class Verdict:
             "network": network,
             "container_id": container_id,
             "ifname": ifname,
-            "types": self._types,
+            "types": self.types,
+            "delegated": [dict(zip(("claim", "network", "ifname"), one, strict=True)) for one in self.delegated],
             "state": self.state,
             "why": self.why,
         }
 
     @property
-    def _types(self) -> list[str]:
+    def types(self) -> list[str]:
+        """Return the names of its plugins."""
         if isinstance(self.about, Begun):
             return [self.about.key.claim]
         return list(self.about.types)
@@ -179,7 +185,19 @@ def judged(
     addresses = everywhere() if any(state == "left over" for _, state, _ in gone) else {}
     verdicts = [_with_addresses(one, state, why, addresses) for one, state, why in gone]
     places = {one.where for one in known}
-    return [*verdicts, *(_cut_off(one, places) for one in attachments.begun())]
+    found = [*verdicts, *(_cut_off(one, places) for one in attachments.begun())]
+    return _with_delegated(found, attachments.delegated) if found else []
+
+
+def _with_delegated(verdicts: Iterable[Verdict], delegated: Attachments) -> list[Verdict]:
+    known: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
+    for one in delegated.list():
+        whose = known.setdefault((one.by, one.key.container_id), [])
+        whose.append((one.key.claim, one.key.network, one.key.ifname))
+    return [
+        replace(one, delegated=tuple(more for name in one.types for more in known.get((name, one.where[1]), ())))
+        for one in verdicts
+    ]
 
 
 def _with_addresses(one: Cached, state: State, why: str, addresses: Mapping[Address, str]) -> Verdict:

@@ -13,8 +13,8 @@ from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import CniRecord
 
 
-def survivors(attachments: Attachments, claims: Collection[str]) -> Iterator[CniRecord]:
-    """Yield the attachments of some claims that have not ended, oldest first; may block.
+def survivors(attachments: Attachments, claims: Collection[str]) -> Iterator[tuple[float, CniRecord]]:
+    """Yield the attachments of some claims that have not ended, oldest first, and since when; may block.
 
     Args:
         attachments: the records.
@@ -24,7 +24,7 @@ def survivors(attachments: Attachments, claims: Collection[str]) -> Iterator[Cni
         if one.key.claim in claims and one.sighting is not None and one.asked is not None:
             namespace = _shown(one.netns, one.sighting)
             if namespace is not None:
-                yield _record(one, one.asked, namespace)
+                yield one.time, _record(one, one.asked, namespace)
 
 
 def _shown(path: str, sighting: Sighting) -> tuple[int, int] | None:

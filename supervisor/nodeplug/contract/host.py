@@ -123,6 +123,7 @@ class Host:
         """Return the attachments that this section's plugin made in this boot and that have not ended, oldest first.
 
         For `start`: what a plugin kept in memory of its attachments is gone with the daemon, and comes back by this.
+        Those that another plugin of the daemon asked for (`delegate`) are among them, as if a runtime had.
         An ADD is recorded when its hook has returned. One is left out while the kernel does not say that its namespace
         is still what CNI_NETNS shows (before Linux 5.14, never). May block: it reads a file for each.
         """

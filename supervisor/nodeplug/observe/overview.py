@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from nodeplug.cluster.section import Publishing
-from nodeplug.cni.attachments import Attachments
+from nodeplug.cni.attachments import Attachment, Attachments
 from nodeplug.cni.spool import Spool
 from nodeplug.config.models import Paths
 from nodeplug.contract.errors import TryAgain
@@ -79,7 +79,7 @@ class Overview:
     async def whole(self) -> dict[str, Any]:
         """Describe the daemon; see `nodeplug.observe.status` for the shape."""
         unknown: dict[str, str] = {}
-        records = await self._known("attachments", self.attachments.list, (), unknown)
+        records = await self._known("attachments", self._attachments, (), unknown)
         ledger = self.ledger
         volumes = await self._known("volumes", lambda: (ledger.all_staged(), ledger.targets()), ((), ()), unknown)
         entrypoints = await self.keeper.as_dict()
@@ -94,6 +94,9 @@ class Overview:
             "recent": self.recorder.latest(),
             "entrypoints": entrypoints,
         }
+
+    def _attachments(self) -> tuple[Attachment, ...]:
+        return (*self.attachments.list(), *self.attachments.delegated.list())
 
     async def _known(self, what: str, look: Callable[[], Any], otherwise: Any, unknown: dict[str, str]) -> Any:
         """Look at the disk for a part of the status, or note why that part is not known."""

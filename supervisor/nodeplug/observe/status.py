@@ -123,10 +123,11 @@ def _unit(device: Device, holder: Holder | None) -> dict[str, Any]:
 
 
 def attachments(records: Iterable[Attachment]) -> list[dict[str, Any]]:
-    """Describe every network attachment."""
+    """Describe every network attachment; `by` is whose plugin asked for it, if no runtime did."""
     return [
         {
             **asdict(record.key),
+            "by": record.by,
             "addresses": [str(ip.address) for ip in record.result.ips],
             "since": record.time,
         }
