@@ -16,10 +16,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.real.consumers.api_server import Object, Store, Where, kubeconfig_of
 
-Fault = Literal["", "away", "silent", "busy", "broken", "conflict", "gone", "half", "mute watch", "lost answer"]
+Fault = Literal[
+    "", "away", "silent", "busy", "broken", "conflict", "gone", "half", "mute watch", "lost answer", "absent"
+]
 NETWORK: Final = "nodeplug.io/v1alpha1"
 DEFINITION: Final = "k8s.cni.cncf.io/v1"
-_CODES: Final = {"busy": 429, "broken": 500, "conflict": 409, "gone": 410}
+_CODES: Final = {"busy": 429, "broken": 500, "conflict": 409, "gone": 410, "absent": 404}
 
 
 class ActedApi:
@@ -158,7 +160,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "mute watch" or (fault == "gone" and not watches):
             self._answer(where, query, {}, watches=watches)
         else:
-            self._refuse(_CODES[fault], {"busy": "TooManyRequests", "gone": "Expired"}.get(fault, "InternalError"))
+            self._refuse(
+                _CODES[fault],
+                {"busy": "TooManyRequests", "gone": "Expired", "absent": "NotFound"}.get(fault, "InternalError"),
+            )
 
     def _answer(self, where: Where, query: dict[str, str], body: Object, *, watches: bool) -> None:
         store, selector = self.api.store, query.get("fieldSelector", "")

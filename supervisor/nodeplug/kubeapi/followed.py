@@ -29,6 +29,7 @@ class Followed:
         changed: are set at every change of what is kept.
         kept: what of an object is kept.
         fields: a field selector, for what the server need not send.
+        optional: whether a cluster may do without the kind.
 
     Attributes:
         objects: by `namespace/name`, or name.
@@ -43,17 +44,23 @@ class Followed:
         *changed: asyncio.Event,
         kept: Callable[[Object], Object] = slim,
         fields: str = "",
+        optional: bool = False,
     ) -> None:
         self.objects: dict[str, Object] = {}
         self.known = False
         self._kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-        self._watch = Watch(client, resource, fields=fields, kept=self._copy)
+        self._watch = Watch(client, resource, fields=fields, kept=self._copy, optional=optional)
         self._wanted, self._changed, self._kept = wanted, changed, kept
 
     @property
     def trouble(self) -> str:
         """Why nothing new is known at present."""
         return self._watch.trouble
+
+    @property
+    def absent(self) -> str:
+        """Says that the cluster does not have the kind; empty if it has."""
+        return self._watch.absent
 
     async def follow(self) -> None:
         """Keep the copy, for ever."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Literal, cast
 
-from nodeplug.contract.errors import PluginError, TryAgain
+from nodeplug.contract.errors import NotFound, PluginError, TryAgain
 from nodeplug.kubeapi.client import Bounds, Client, Listed
 from nodeplug.kubeapi.connection import Connection, TooLarge
 from nodeplug.kubeapi.refusals import Asked, Expired, refusal
@@ -26,6 +26,8 @@ from nodeplug.kubeapi.resources import Object, Resource
 LOG: Final = logging.getLogger(__name__)
 _SHORT: Final = 1.0
 """Seconds: a watch that ended sooner, without a change, has failed (reflector.go)."""
+_CERTAIN: Final = 2
+"""Times that a kind must be missing in a row before it has no objects: a server that starts may miss it once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,11 @@ class Watch:
         labels: a label selector.
         fields: a field selector.
         kept: what of an object is in `Listed`, or None; changes have whole ones.
+        optional: whether a cluster may do without the kind, which is then no trouble and has no objects.
 
     Attributes:
         trouble: why nothing is known of the collection at present; empty while it is followed.
+        absent: says that the cluster does not have the kind; empty if it has.
     """
 
     def __init__(
@@ -83,8 +87,10 @@ class Watch:
         labels: str = "",
         fields: str = "",
         kept: Callable[[Object], Object | None] = lambda found: found,
+        optional: bool = False,
     ) -> None:
-        self.trouble = ""
+        self.trouble = self.absent = ""
+        self._optional, self._absences = optional, 0
         self._client = client
         self._listing: dict[str, Any] = {"namespace": namespace, "labels": labels, "fields": fields, "kept": kept}
         self._asked = Asked("watch", resource, namespace)
@@ -100,6 +106,7 @@ class Watch:
         while True:
             try:
                 listed = await self._client.list(self._asked.resource, **self._listing)
+                self._is_there()
                 yield listed
                 async with aclosing(self._follow(listed.version)) as followed:
                     async for change in followed:
@@ -108,7 +115,13 @@ class Watch:
                 LOG.debug("%s", error)
                 await asyncio.sleep(self._pauses.next())
             except PluginError as error:
-                await self._rest(error)
+                if not (self._optional and isinstance(error, NotFound)):
+                    await self._rest(error)
+                    continue
+                self._is_absent()
+                if self._absences == _CERTAIN:
+                    yield Listed((), "")
+                await asyncio.sleep(self._pauses.next())
 
     async def _follow(self, version: str) -> AsyncGenerator[Changed, None]:
         """Yield changes after a resource version, with one request after another, until the server has forgotten it."""
@@ -173,6 +186,21 @@ class Watch:
         if head.status == HTTPStatus.UNAUTHORIZED:
             self._client.credentials.forget()
         raise refusal(self._asked, head.status, head.headers, body)
+
+    def _is_absent(self) -> None:
+        resource = self._asked.resource
+        self._absences, self.trouble = self._absences + 1, ""
+        self.absent = (
+            f"the cluster does not have the kind {resource.kind} ({resource.api_version}), which is fine if nobody uses "
+            "it; it is looked for again"
+        )
+        if self._absences == 1:
+            LOG.info("%s", self.absent)
+
+    def _is_there(self) -> None:
+        if self.absent:
+            LOG.info("the cluster has the kind %s now", self._asked.resource.kind)
+        self.absent, self._absences = "", 0
 
     def _well(self) -> None:
         if self.trouble:

@@ -113,9 +113,14 @@ class _Session:
         here, this = f"spec.nodeName={owner.node}", f"metadata.name={owner.node}"
         self.pods = Followed(client, PODS, lambda _: True, kept=objects.slim_pod, fields=here)
         self.definitions = Followed(
-            client, NETWORK_ATTACHMENT_DEFINITIONS, lambda _: True, self._defined, kept=objects.slim_definition
+            client,
+            NETWORK_ATTACHMENT_DEFINITIONS,
+            lambda _: True,
+            self._defined,
+            kept=objects.slim_definition,
+            optional=True,
         )
-        self.networks = Followed(client, NETWORKS, lambda _: True, self._published)
+        self.networks = Followed(client, NETWORKS, lambda _: True, self._published, optional=True)
         self.nodes = Followed(client, NODES, lambda _: True, self._published, kept=objects.slim_node, fields=this)
         folders = (owner.paths.cni_conf, owner.paths.cni_bin)
         self._publishing = Publishing(
@@ -136,7 +141,7 @@ class _Session:
         followed = {"pods": self.pods, "definitions": self.definitions}
         if self.owner.section.objects:
             followed |= {"networks": self.networks, "node": self.nodes}
-        rows = {about: one.trouble for about, one in followed.items() if one.trouble}
+        rows = {about: text for about, one in followed.items() if (text := one.trouble or one.absent)}
         rows |= {"cache of definitions": self.disk} if self.disk else {}
         return rows | {f"network {name}": text for name, text in self._publishing.problems.items()}
 

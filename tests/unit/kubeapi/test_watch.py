@@ -151,3 +151,25 @@ def test_whoever_follows_may_take_longer_than_a_watch_lasts() -> None:
         return news
 
     assert asyncio.run(go()) == ["listed", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_kind_that_is_missing_has_no_objects_only_where_it_may_be_missing(optional: bool) -> None:
+    async def go() -> tuple[list[int], list[str], list[str]]:
+        answers = [refuse(404, "NotFound")] * 3 + [listed("a"), stream(event("ADDED", "b", 2), end=False)]
+        async with Scripted(answers) as server, server.client(pause=0.01) as client:
+            watch = Watch(client, PERSISTENT_VOLUMES, optional=optional)
+            counts, absent, trouble = [], [], []
+            async with aclosing(watch.changes()) as changes:
+                async for one in changes:
+                    counts.append(len(one.objects) if isinstance(one, Listed) else -1)
+                    absent.append(watch.absent)
+                    trouble.append(watch.trouble)
+                    if counts[-1] < 0:
+                        return counts, absent, trouble
+        raise AssertionError("a watch does not end")
+
+    counts, absent, trouble = asyncio.run(go())
+    assert counts == ([0, 1, -1] if optional else [1, -1])
+    assert "does not have the kind PersistentVolume (v1)" in absent[0] if optional else not any(absent)
+    assert (absent[-1], trouble[-1]) == ("", "")
