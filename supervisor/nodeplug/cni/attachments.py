@@ -185,6 +185,11 @@ class Attachments:
         found = _load(Path(f"{self._stem(key)}{self.suffix}"))
         return found if found is not None and found.key == key else None
 
+    def host_of(self, key: Key) -> tuple[int, int] | None:
+        """Return the host namespace of an ADD, also of one that has only begun; None if nothing is recorded."""
+        found = self.find(key) or _load_begun(Path(f"{self._stem(key)}{_BEGUN}"))
+        return found.host if found is not None and found.key == key else None
+
     def has(self, key: Key) -> bool:
         """Whether anything is recorded of a key, if only that its ADD has begun."""
         stem = self._stem(key)

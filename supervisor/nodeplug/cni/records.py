@@ -55,6 +55,10 @@ class Records:
         """Return the record of a key, or None; Unanswered if the disk hangs."""
         return await self._lane.run(lambda: self.attachments.find(key))
 
+    async def host_of(self, key: Key) -> tuple[int, int] | None:
+        """Return the host namespace of an ADD, or None if nothing is recorded; Unanswered if the disk hangs."""
+        return await self._lane.run(lambda: self.attachments.host_of(key))
+
     async def keep(self, attachment: Attachment) -> None:
         """Record an attachment; later if the disk hangs."""
         await self._write(attachment.key, lambda: self.attachments.record(attachment))

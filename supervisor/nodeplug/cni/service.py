@@ -127,12 +127,12 @@ class CniService:
     async def _host_of(self, frame: Frame) -> Identity:
         """Return the host namespace that ADD used for the attachment of a frame without descriptors."""
         try:
-            recorded = await self._records.find(Key(frame.name, *codec.attachment_of(frame)))
+            recorded = await self._records.host_of(Key(frame.name, *codec.attachment_of(frame)))
         except Unanswered:  # in the wrong namespace the DEL would find nothing and succeed
             raise
         except (KeyError, PluginError):  # `decode` has the better message
             return UNKNOWN
-        return UNKNOWN if recorded is None else recorded.host
+        return UNKNOWN if recorded is None else recorded
 
     async def _status(self, request: CniStatus, owned: list[Netns], call: Call) -> bytes:
         """Serve STATUS, outside admission; every temporary failure becomes code 50, the only one that runtimes know.

@@ -191,8 +191,8 @@ class Watch:
         resource = self._asked.resource
         self._absences, self.trouble = self._absences + 1, ""
         self.absent = (
-            f"the cluster does not have the kind {resource.kind} ({resource.api_version}), which is fine if nobody uses "
-            "it; it is looked for again"
+            f"the cluster does not have the kind {resource.kind} ({resource.api_version}), which is fine if nobody "
+            "uses it; it is looked for again"
         )
         if self._absences == 1:
             LOG.info("%s", self.absent)
