@@ -1,6 +1,7 @@
 """What a node makes of an object `Network`, whatever is in it."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,18 @@ def test_a_network_that_comes_back_is_no_longer_withdrawn(tmp_path: Path) -> Non
     assert files.read("blue") == {"name": "blue", "plugins": []}
 
 
+def test_a_conflist_that_somebody_changed_is_written_again(tmp_path: Path) -> None:
+    files, blue = Conflists(tmp_path), {"name": "blue", "plugins": []}
+    files.write("blue", blue)
+    files.write("blue", dict(blue))
+    (tmp_path / "blue.conflist").write_text("{}")
+    files.write("blue", blue)
+    assert files.read("blue") == blue
+    (tmp_path / "blue.conflist").unlink()
+    files.write("blue", blue)
+    assert files.read("blue") == blue
+
+
 def test_names_of_a_folder_are_those_in_its_files(tmp_path: Path) -> None:
     (tmp_path / "10-a.conflist").write_text('{"name": "blue"}')
     (tmp_path / "20-b.conf").write_text("{half of an obj")
@@ -132,9 +145,26 @@ def test_names_of_a_folder_are_those_in_its_files(tmp_path: Path) -> None:
 def test_definitions_are_known_after_a_restart(tmp_path: Path) -> None:
     definition = NetworkDefinition("pods", "blue", config='{"type": "x"}', annotations={"a": "b"})
     before = Definitions(tmp_path / "networks" / "definitions.json")
-    before.learn({"pods/blue": definition})
-    before.write()
+    metadata = {"namespace": "pods", "name": "blue", "annotations": {"a": "b"}}
+    followed = {"pods/blue": {"metadata": metadata, "spec": {"config": '{"type": "x"}'}}}
+    before.follow(lambda: followed)
+    assert before.find("pods", "blue") == definition
+    before.write(followed)
     assert Definitions(tmp_path / "networks" / "definitions.json").find("pods", "blue") == definition
+
+
+def test_finding_a_definition_looks_at_no_other() -> None:
+    class Followed(dict[str, Any]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("there may be ten thousand")
+
+        items = values = keys = copy = __iter__  # type: ignore[assignment]
+
+    found = {"metadata": {"namespace": "pods", "name": "blue"}, "spec": {"config": "{}"}}
+    followed, known = Followed({"pods/blue": found}), Definitions(Path("/none"))
+    known.follow(lambda: followed)
+    assert known.find("pods", "blue") == NetworkDefinition("pods", "blue", config="{}")
+    assert known.find("pods", "red") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 1, "definitions": {"a/b": 7}}'])

@@ -28,6 +28,7 @@ class Conflists:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._withdrawn = folder / "withdrawn"
+        self._written: dict[str, tuple[tuple[int, int, int], Mapping[str, Any]]] = {}
 
     def read(self, name: str) -> Mapping[str, Any] | None:
         """Return a list, or None; the name must be one that an object can have.
@@ -55,9 +56,13 @@ class Conflists:
         Raises:
             PluginError: the disk refuses.
         """
-        path, data = self.folder / f"{name}{_SUFFIX}", json.dumps(conflist, indent=2).encode() + b"\n"
+        path = self.folder / f"{name}{_SUFFIX}"
+        if self._written.get(name) == (_seen(path), conflist):
+            return  # there may be thousands, and all of them are looked at twice a minute
+        data = json.dumps(conflist, indent=2).encode() + b"\n"
         with suppress(OSError):
             if read_bounded(path) == data:
+                self._written[name] = _seen(path), conflist
                 return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,6 +70,7 @@ class Conflists:
             (self._withdrawn / path.name).unlink(missing_ok=True)
         except OSError as error:
             raise PluginError(f"cannot write {path}: {error.strerror}") from None
+        self._written[name] = _seen(path), conflist
 
     def keep(self, names: Collection[str], used: Collection[str] | None) -> frozenset[str]:
         """Withdraw all others, and remove those that nobody uses.
@@ -81,6 +87,7 @@ class Conflists:
         """
         try:
             for name in set(_names(self.folder)) - set(names):
+                self._written.pop(name, None)
                 self._withdrawn.mkdir(mode=0o700, exist_ok=True)
                 (self.folder / f"{name}{_SUFFIX}").rename(self._withdrawn / f"{name}{_SUFFIX}")
                 sync_folder(self.folder)
@@ -91,6 +98,15 @@ class Conflists:
         except OSError as error:
             raise PluginError(f"cannot withdraw networks in {self.folder}: {error.strerror}") from None
         return frozenset(left)
+
+
+def _seen(path: Path) -> tuple[int, int, int]:
+    """Return what changes with a file; nothing that any file has if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _names(folder: Path) -> Iterator[str]:

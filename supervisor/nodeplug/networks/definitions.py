@@ -1,19 +1,22 @@
 """The NetworkAttachmentDefinitions that were known last, on disk: a node that starts without an API server has them.
 
 Owns: one file, replaced as a whole; read once, by whoever asks first.
-Refuses: to be right. Once the API server has listed them all, that counts.
+Refuses: to be right. Once the API server has listed them all, that counts. And to have them twice: there may be ten
+thousand, and what is followed is looked into as it is.
 """
 
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.cluster import NetworkDefinition
 from nodeplug.contract.journal import write_durably
+from nodeplug.kubeapi.resources import Object
+from nodeplug.networks.objects import definition_of
 
 LOG: Final = logging.getLogger(__name__)
 _VERSION: Final = 1
@@ -29,10 +32,15 @@ class Definitions:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: Mapping[str, NetworkDefinition] | None = None
+        self._followed: Callable[[], Mapping[str, Object]] | None = None
         self._reading = threading.Lock()
 
     def find(self, namespace: str, name: str) -> NetworkDefinition | None:
-        """Return one, as far as is known; may read the file."""
+        """Return one, as far as is known; may read the file, until all have been listed."""
+        followed = self._followed
+        if followed is not None:
+            found = followed().get(f"{namespace}/{name}")
+            return None if found is None else definition_of(found)
         known = self._known
         if known is None:
             with self._reading:
@@ -41,22 +49,23 @@ class Definitions:
                     self._known = known
         return known.get(f"{namespace}/{name}")
 
-    def learn(self, found: Mapping[str, NetworkDefinition]) -> None:
-        """Know these and no others."""
-        self._known = found
+    def follow(self, followed: Callable[[], Mapping[str, Object]]) -> None:
+        """Know from now on what this returns, by `namespace/name`, and nothing else."""
+        self._followed, self._known = followed, {}
 
-    def write(self) -> None:
+    def write(self, followed: Mapping[str, Object]) -> None:
         """Write what is known.
+
+        Args:
+            followed: what `follow` returned; nobody changes it meanwhile.
 
         Raises:
             PluginError: the disk refuses.
         """
-        known = self._known or {}
-        found = {
-            key: {"config": one.config, "annotations": dict(one.annotations)} for key, one in sorted(known.items())
-        }
+        # Piece by piece: one long document would hold the interpreter, and everybody in it, as long as it takes.
+        pieces = [_entry(key, definition_of(one)) for key, one in sorted(followed.items())]
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_durably(self._path, json.dumps({"version": _VERSION, "definitions": found}).encode())
+        write_durably(self._path, f'{{"version": {_VERSION}, "definitions": {{{", ".join(pieces)}}}}}'.encode())
 
     def _read(self) -> Mapping[str, NetworkDefinition]:
         try:
@@ -69,6 +78,10 @@ class Definitions:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             LOG.warning("the networks that were known last are not: %s: %s", self._path, error)
             return {}
+
+
+def _entry(key: str, one: NetworkDefinition) -> str:
+    return f"{json.dumps(key)}: {json.dumps({'config': one.config, 'annotations': dict(one.annotations)})}"
 
 
 def _definition(item: tuple[str, Any]) -> tuple[str, NetworkDefinition]:

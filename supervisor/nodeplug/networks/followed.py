@@ -6,6 +6,7 @@ Refuses: what the objects mean (`objects`), files (`conflists`, `definitions`), 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ LOG: Final = logging.getLogger(__name__)
 _AFTER_FAILURE: Final = 5.0
 _SETTLING: Final = 0.5
 """Seconds in which changes of definitions are collected before they are written."""
+_SHARE: Final = 50.0
+"""Times as long as a write took until the next one begins: ten thousand definitions are not written for each change."""
 
 
 class Networks:
@@ -62,6 +65,7 @@ class Networks:
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
+        await aside(self._recover, "networks: read what was known last")
         while True:
             try:
                 access = await aside(lambda: find(self.section.kubeconfig), "networks: find the API server")
@@ -80,6 +84,14 @@ class Networks:
                 self.door.client, self.door.pods = None, lambda _: None
                 self.door.trouble = self.trouble or self.door.trouble
             await asyncio.sleep(_AFTER_FAILURE)
+
+    def _recover(self) -> None:
+        """Read the definitions, so that no pod waits for a long file; remove what a killed daemon was writing."""
+        for folder in (self.paths.state / "networks", self.conflists.folder):
+            for left in folder.glob(".*.tmp"):
+                with suppress(OSError):
+                    left.unlink()
+        self.definitions.find("", "")
 
     def status(self) -> list[Mapping[str, str]]:
         """Say what it cannot do at present, and why; nothing if all is well."""
@@ -161,19 +173,23 @@ class _Session:
 
     async def _keep(self) -> None:
         """Know the definitions that are followed, and write them when they have changed."""
+        pause = _SETTLING
         while True:
             await self._defined.wait()
             self._defined.clear()
-            found = {key: objects.definition_of(one) for key, one in self.definitions.objects.items()}
-            self.owner.definitions.learn(found)
-            await asyncio.sleep(_SETTLING)
-            if self._defined.is_set():
+            self.owner.definitions.follow(lambda: self.definitions.objects)
+            await asyncio.sleep(pause)
+            if self._defined.is_set() and pause == _SETTLING:
                 continue  # there are more of them
+            self._defined.clear()
+            begun = time.monotonic()
             await self._write()
+            pause = max(_SETTLING, (time.monotonic() - begun) * _SHARE)
 
     async def _write(self) -> None:
         try:
-            await self._writing.run(self.owner.definitions.write)
+            known = dict(self.definitions.objects)
+            await self._writing.run(lambda: self.owner.definitions.write(known))
             self.disk = ""
         except (PluginError, OSError) as error:
             if not self.disk:

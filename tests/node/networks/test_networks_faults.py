@@ -39,6 +39,16 @@ def test_a_daemon_that_starts_without_an_api_server_knows_the_networks_of_before
     pods.nothing_left(pod)
 
 
+def test_what_a_killed_daemon_was_writing_is_removed_by_the_next(pods: Pods) -> None:
+    pods.node.kill()
+    folder = pods.node.paths.state / "networks"
+    (folder / "conflists").mkdir(parents=True, exist_ok=True)
+    for left in (half := [folder / ".definitions.json.7.ab.tmp", folder / "conflists" / ".blue.conflist.7.ab.tmp"]):
+        left.write_text("{")
+    pods.node.start()
+    until(lambda: not any(left.exists() for left in half))
+
+
 @pytest.mark.parametrize("told", [{}, {"other": "annotation"}])
 def test_a_pod_without_the_annotation_asks_nobody_where_the_runtime_says_so(
     pods: Pods, pod: Sandbox, told: dict[str, str]
