@@ -74,6 +74,7 @@ class Access:
         exec: a program that prints token or certificate.
         namespace: where objects are looked for that name none.
         source: where this was found, for messages.
+        kubeconfig: the file that says all of this, and may say something newer later; None if there is none.
     """
 
     server: str
@@ -87,6 +88,7 @@ class Access:
     exec: ExecPlugin | None = None
     namespace: str = "default"
     source: str = ""
+    kubeconfig: Path | None = None
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.server)

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -59,7 +59,7 @@ def find(kubeconfig: Path | None, environment: Mapping[str, str] | None = None) 
         raise InvalidRequest(
             f"cannot read the kubeconfig {path}: {error.strerror}; name one with --kubeconfig"
         ) from error
-    return read_kubeconfig(data, path.parent, str(path))
+    return replace(read_kubeconfig(data, path.parent, str(path)), kubeconfig=path)
 
 
 def _namespace() -> str:
@@ -107,6 +107,7 @@ class Credentials:
         self._looked = 0.0
         self._printed: _Printed | None = None
         self._made_of: tuple[bytes, ...] = ()
+        self._kubeconfig = b""
 
     async def show(self) -> Shown:
         """Return what is valid now.
@@ -128,7 +129,7 @@ class Credentials:
 
     def _look(self) -> Shown:
         """Read what has to be read; keeps the context while it is made of the same bytes."""
-        access = self.access
+        access = self._again()
         if access.exec is not None and (self._printed is None or self._over()):
             self._printed = _ask(access.exec, access.source)
         printed = self._printed or _Printed()
@@ -143,6 +144,25 @@ class Credentials:
         context = before.tls if before is not None and made_of == self._made_of else _context(access, *made_of)
         self._made_of = made_of
         return Shown(_plain(printed.token or token, access.source), context)
+
+    def _again(self) -> Access:
+        """Read the kubeconfig again: whoever renews credentials may write them there, not into files that it names.
+
+        One that is wrong, as while it is being written, or that is gone, changes nothing.
+        """
+        before, path = self.access, self.access.kubeconfig
+        if path is None:
+            return before
+        with suppress(OSError, PluginError):
+            data = read_bounded(path, _LIMIT)
+            if data != self._kubeconfig:
+                self.access = replace(read_kubeconfig(data, path.parent, str(path)), kubeconfig=path)
+                self._kubeconfig = data
+        if self.access.exec != before.exec:
+            self._printed = None
+        if self.access.server != before.server:
+            self._made_of = ()  # connections to the former server are not used again
+        return self.access
 
 
 def _plain(token: str, source: str) -> str:

@@ -1,6 +1,7 @@
 """Tokens and certificates: shown, read again, printed by a program, and never told."""
 
 import asyncio
+import base64
 import json
 import ssl
 import stat
@@ -17,7 +18,7 @@ from nodeplug import PluginError
 from nodeplug.contract.errors import TryAgain
 from nodeplug.kubeapi.access import Access, ExecPlugin, Material
 from nodeplug.kubeapi.client import Bounds, Client
-from nodeplug.kubeapi.credentials import Credentials
+from nodeplug.kubeapi.credentials import Credentials, find
 from nodeplug.kubeapi.refusals import Unreachable
 from nodeplug.kubeapi.resources import PODS
 
@@ -304,3 +305,55 @@ def test_authorities_without_the_extensions_that_python_wants_are_believed(signe
     assert tls is not None
     assert tls.verify_mode is ssl.CERT_REQUIRED
     assert not tls.verify_flags & ssl.VERIFY_X509_STRICT
+
+
+def test_a_kubeconfig_that_was_renewed_is_used(signed: Signed, tmp_path: Path) -> None:
+    file = tmp_path / "kubeconfig"
+
+    async def work(server: Scripted) -> None:
+        address = server.over_tls(b"").server
+        file.write_bytes(_kubeconfig(address, signed, "client", "first"))
+        async with Client(Credentials(find(file), age=0.0), Bounds()) as client:
+            await client.get(PODS, "a", "b")
+            file.write_text("half of a kubec")  # which is being written
+            await client.get(PODS, "a", "b")
+            file.write_bytes(_kubeconfig(address, signed, "other", "second"))
+            await client.get(PODS, "a", "b")
+
+    server = serve(signed, work, *[respond(200, {})] * 3)
+    assert tokens(server) == ["first", "first", "second"]
+    assert server.connections == 2  # which show the two certificates
+
+
+def test_a_kubeconfig_whose_credentials_the_server_refuses_is_read_again_at_once(
+    signed: Signed, tmp_path: Path
+) -> None:
+    file = tmp_path / "kubeconfig"
+
+    async def work(server: Scripted) -> None:
+        address = server.over_tls(b"").server
+        file.write_bytes(_kubeconfig(address, signed, "client", "first"))
+        async with Client(Credentials(find(file)), Bounds()) as client:
+            await client.get(PODS, "a", "b")
+            file.write_bytes(_kubeconfig(address, signed, "client", "second"))
+            await client.get(PODS, "a", "b")
+
+    server = serve(signed, work, respond(200, {}), refuse(401, "Unauthorized"), respond(200, {}))
+    assert tokens(server) == ["first", "first", "second"]
+
+
+def _kubeconfig(server: str, signed: Signed, certificate: str, token: str) -> bytes:
+    def inline(data: bytes) -> str:
+        return base64.b64encode(data).decode()
+
+    cluster = {"server": server, "certificate-authority-data": inline(signed.certificate("authority"))}
+    mine = {
+        "client-certificate-data": inline(signed.certificate(certificate)),
+        "client-key-data": inline(signed.key(certificate)),
+    }
+    named = {
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "c", "user": {**mine, "token": token}}],
+    }
+    return json.dumps({"current-context": "c", **named}).encode()
