@@ -1,4 +1,4 @@
-"""`docs/performance.md` and its picture, from the results of runs of everything, of claims and of extenders.
+"""`docs/performance.md` and its picture, from the results of runs of everything, of claims, extenders and networks.
 
 Owns: the blocks between the marks of the page, and the file of the picture.
 Refuses: what stands outside the marks: people write that.
@@ -17,6 +17,7 @@ _CLAIMS: Final = re.compile(r"(<!-- claims -->\n).*?(<!-- end claims -->)", re.D
 
 
 _EXTENDERS: Final = re.compile(r"(<!-- extenders -->\n).*?(<!-- end extenders -->)", re.DOTALL)
+_NETWORKS: Final = re.compile(r"(<!-- networks -->\n).*?(<!-- end networks -->)", re.DOTALL)
 
 
 def render(text: str, figures: Mapping[str, Any]) -> str:
@@ -45,3 +46,10 @@ def write_extenders(figures: Mapping[str, Any], docs: Path) -> None:
     page.write_text(
         _EXTENDERS.sub(lambda block: f"{block[1]}\n{report.extenders(figures)}\n\n{block[2]}", text), "utf-8"
     )
+
+
+def write_networks(figures: Mapping[str, Any], docs: Path) -> None:
+    """Write the table of networks as objects into a folder that has the page."""
+    page = docs / "performance.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(_NETWORKS.sub(lambda block: f"{block[1]}\n{report.networks(figures)}\n\n{block[2]}", text), "utf-8")

@@ -113,6 +113,20 @@ EXTENDERS: Final = {
 }
 """Figures of a scheduler extender that answers at once, with their limits; 0 means none."""
 
+NETWORKS: Final = {
+    "pod_add_p50_ms": ("ADD of a pod with three networks, one execution, ms", 0.0),
+    "reference_pod_add_p50_ms": ("the same networks by three of the reference's bridge, in turn, ms", 0.0),
+    "pod_add_ratio": ("ours by the reference's", 1.0),
+    "pod_del_p50_ms": ("DEL, ms", 0.0),
+    "reference_pod_del_p50_ms": ("three of the reference's, ms", 0.0),
+    "pod_del_ratio": ("ours by the reference's", 1.0),
+    "without_mib": ("memory (Pss) of a daemon with the plugins and without `[networks]`, MiB", 0.0),
+    "with_mib": ("the same with `[networks]`, MiB", 0.0),
+    "many_mib": ("the same with ten thousand NetworkAttachmentDefinitions, MiB", 0.0),
+    "many_known_s": ("from the start of that daemon until all are known and kept for the next start, s", 0.0),
+}
+"""Figures of networks as objects, medians, with their limits; 0 means none."""
+
 CHAIN: Final = {
     f"{verb}{burst}": f"chain_{verb.lower()}{name}"
     for burst, name in (("", "_p50_ms"), (", 16 at once, chains per second", "_16_per_s"))
@@ -201,6 +215,13 @@ def extenders(figures: Mapping[str, Any]) -> str:
     ahead = ", client and daemon before everything else by SCHED_FIFO" if figures["real_time"] else ""
     where = f"{figures['machine']}, load average {figures['load_average']:.1f}{ahead}"
     rows = _limited_rows(figures, EXTENDERS)
+    return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
+
+
+def networks(figures: Mapping[str, Any]) -> str:
+    """Return the table of networks as objects."""
+    where = f"{figures['machine']}, {figures['reference_version']}, load average {figures['load_average']:.1f}"
+    rows = _limited_rows(figures, NETWORKS)
     return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
 
 
