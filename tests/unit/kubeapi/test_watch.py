@@ -156,7 +156,8 @@ def test_whoever_follows_may_take_longer_than_a_watch_lasts() -> None:
 @pytest.mark.parametrize("optional", [False, True])
 def test_a_kind_that_is_missing_has_no_objects_only_where_it_may_be_missing(optional: bool) -> None:
     async def go() -> tuple[list[int], list[str], list[str]]:
-        answers = [refuse(404, "NotFound")] * 3 + [listed("a"), stream(event("ADDED", "b", 2), end=False)]
+        missing: list[Answer] = [refuse(404, "NotFound")] * 3
+        answers = [*missing, listed("a"), stream(event("ADDED", "b", 2), end=False)]
         async with Scripted(answers) as server, server.client(pause=0.01) as client:
             watch = Watch(client, PERSISTENT_VOLUMES, optional=optional)
             counts, absent, trouble = [], [], []
