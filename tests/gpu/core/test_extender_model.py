@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeplug import DeviceId, Holding, ResourceName
+from nodeplug import DeviceId, ResourceName
 from nodeplug.testing import AdmissionError
 from nodeplug.testing.kubelet.admission import Container
 from nodeplug.testing.kubelet.ledger import ContainerKey
@@ -92,18 +92,7 @@ class Life:
         """Let the node publish what it has by now."""
         self.node.pass_time(10.0)
         self.now += 10.0
-        # What init containers hold comes from kubelet's checkpoint.
-        self.node.told_held = [
-            Holding(
-                resource=MEM,
-                ids=tuple(map(DeviceId, sorted(entry.ids))),
-                namespace=key.namespace,
-                pod=key.pod,
-                container=key.container,
-            )
-            for (key, _), entry in self.node.admission.ledger.entries.items()
-        ]
-        self.node.update()
+        self.node.ask_kubelet()
         self.published = self._published()
 
     def remove(self, pods: set[str]) -> None:
