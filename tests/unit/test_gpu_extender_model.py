@@ -183,6 +183,14 @@ def test_a_predecessor_that_was_never_seen_to_go_is_taken_for_gone_after_a_while
     assert under_way(known, node(9, 20, "default/one", seq=2), now=REPLACED + 1) == []
 
 
+def test_a_successor_with_the_same_units_counts_once_though_the_node_has_nothing_new_to_say() -> None:
+    known, before = Assumptions(), node(5, 20, "default/one")
+    known.assume(assumed("one", 5), before)
+    assert under_way(known, before, now=REPLACED - 1) == [5]
+    assert under_way(known, before, now=REPLACED + 1) == []
+    assert known.unnamed == 0
+
+
 def test_a_pod_that_is_forgotten_counts_no_more() -> None:
     known = Assumptions()
     known.assume(assumed("one", 1), None)

@@ -59,7 +59,8 @@ class Assumed:
         if self.shown == _NO_SEQ:
             if not published.names(self.namespace, self.name, self.uid):
                 self.former = _NO_SEQ
-            elif self.former == _NO_SEQ or (published.seq > self.former and now - self.since > REPLACED):
+            elif self.former == _NO_SEQ or now - self.since > REPLACED:
+                # Its number may be the former one: where the successor has the same units, there is no news.
                 self.shown = published.seq
         return self.shown != _NO_SEQ and published.seq >= self.shown
 

@@ -33,6 +33,7 @@ from nodeplug_gpu.extender.config import ExtenderConfig
 from nodeplug_gpu.extender.model import NodeModel
 from nodeplug_gpu.extender.nodes import Nodes, Published
 from nodeplug_gpu.extender.pods import bound_at, is_finished, node_of, uid_of
+from nodeplug_gpu.extender.turns import Turns
 from nodeplug_gpu.extender.victims import frees
 from nodeplug_gpu.extender.wants import Want, wants_of
 from nodeplug_gpu.free_memory import FreeCard, FreeMemory, Unreadable, annotation_of, encode
@@ -71,8 +72,9 @@ class GpuExtender:
         self._config, self._host = config, host
         self._nodes, self._assumptions = Nodes(config.resource), Assumptions()
         self._wanted: dict[str, Sequence[Want]] = {}
-        self._bound: Collection[str] = frozenset()
-        self._binding = threading.Lock()
+        self._bound: Collection[str] | None = None
+        self._turns = Turns()
+        self._counting = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._trouble = ""
@@ -179,15 +181,16 @@ class GpuExtender:
             TryAgain: another pod has come first.
             PluginError: the API server refuses.
         """
-        self._count(self._host.scheduling.bound())
-        self._assume(request)
-        try:
-            self._host.scheduling.bind(request.namespace, request.pod, request.uid, request.node)
-        except Uncertain:
-            raise  # it counts until the pod can be read again
-        except BaseException:
-            self._assumptions.forget(request.uid)
-            raise
+        with self._turns.of(request.node):  # kubelet must meet pods in the order in which they were judged
+            self._count(self._host.scheduling.bound())
+            self._assume(request)
+            try:
+                self._host.scheduling.bind(request.namespace, request.pod, request.uid, request.node)
+            except Uncertain:
+                raise  # it counts until the pod can be read again
+            except BaseException:
+                self._assumptions.forget(request.uid)
+                raise
 
     # --- what is known
 
@@ -204,12 +207,11 @@ class GpuExtender:
         if published is None:
             raise TryAgain(f"node {request.node}: {self._absent}")
         now = time.monotonic()
-        with self._binding:  # two pods must not be judged by one card's last units
-            others = self._assumptions.under_way(request.node, published, now, but=[request.uid])
-            if NodeModel.of(published, others).place(wants) is None:
-                raise TryAgain(f"node {request.node}: {self._full}: another pod has come first")
-            made = Assumed(request.uid, request.namespace, request.pod, request.node, wants, now)
-            self._assumptions.assume(made, published)
+        others = self._assumptions.under_way(request.node, published, now, but=[request.uid])
+        if NodeModel.of(published, others).place(wants) is None:
+            raise TryAgain(f"node {request.node}: {self._full}: another pod has come first")
+        made = Assumed(request.uid, request.namespace, request.pod, request.node, wants, now)
+        self._assumptions.assume(made, published)
 
     def _wants(self, pod: Mapping[str, Any]) -> Sequence[Want]:
         wants, uid = wants_of(pod, self._config.resource), uid_of(pod)
@@ -246,15 +248,20 @@ class GpuExtender:
             self._count(self._host.scheduling.bound())
 
     def _count(self, bound: Sequence[Mapping[str, Any]]) -> None:
-        """Count pods as under way that others have bound, or this one before it was started again."""
-        pods = {uid_of(one): one for one in bound}
-        fresh = [pod for uid, pod in pods.items() if uid not in self._bound]
-        for pod in sorted(fresh, key=bound_at):
-            if wants := wants_of(pod, self._config.resource):
-                metadata, name = pod["metadata"], node_of(pod)
-                found = Assumed(uid_of(pod), metadata["namespace"], metadata["name"], name, wants, time.monotonic())
-                self._assumptions.assume(found, None)  # of a name that is known already, it is this very pod
-        self._bound = pods.keys()
+        """Count pods as under way that others have bound, or this one before it was started again.
+
+        A node that names a pod of which nobody knew before means its predecessor, which had the same name: the node
+        is slower than the watch. At the first time it means the very pod.
+        """
+        with self._counting:
+            pods, known = {uid_of(one): one for one in bound}, self._bound
+            fresh = [pod for uid, pod in pods.items() if uid not in (known or ())]
+            for pod in sorted(fresh, key=bound_at):
+                if wants := wants_of(pod, self._config.resource):
+                    metadata, name = pod["metadata"], node_of(pod)
+                    found = Assumed(uid_of(pod), metadata["namespace"], metadata["name"], name, wants, time.monotonic())
+                    self._assumptions.assume(found, self._followed(name) if known is not None else None)
+            self._bound = pods.keys()
 
     # --- the thread that looks after pods under way -------------------------------------------------------------
 

@@ -25,11 +25,11 @@ def is_finished(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
 
 
-def bound_at(pod: Object) -> tuple[str, str]:
-    """Return what pods are sorted by that were bound one after the other: times with seconds, as the server has them.
+def bound_at(pod: Object) -> str:
+    """Return when a pod was bound, with seconds, as the server has times; pods of one second are in no order by it.
 
     Source: kube-apiserver, pkg/registry/core/pod/storage (assignPod sets the condition PodScheduled).
     """
     conditions = (pod.get("status") or {}).get("conditions") or ()
     times = [str(one.get("lastTransitionTime")) for one in conditions if one.get("type") == "PodScheduled"]
-    return max(times, default=""), str((pod.get("metadata") or {}).get("creationTimestamp", ""))
+    return max(times, default="")

@@ -180,6 +180,16 @@ def test_pods_that_others_have_bound_count_and_those_that_are_gone_do_not(
     until(lambda: fits(scheduler, wanting("two", 6)), found=lambda: daemon.log)
 
 
+def test_a_pod_that_another_has_bound_counts_though_its_node_still_names_its_predecessor(
+    api: ActedApi, scheduler: Scheduler
+) -> None:
+    put_node(api, gpu_node_that_names("web", 6))
+    until(lambda: not fits(scheduler, wanting("seven", 7)))
+    assert fits(scheduler, wanting("six", 6))
+    put_pod(api, wanting("web", 6), "a", uid="successor")
+    until(lambda: not fits(scheduler, wanting("six", 6)))
+
+
 def test_a_daemon_that_is_killed_after_a_binding_knows_of_it_when_it_is_back(
     api: ActedApi, scheduler: Scheduler, daemon: ScratchNode
 ) -> None:
