@@ -6,6 +6,7 @@ Refuses: to build them (see `make consumers`), rights and service accounts of po
 etcd is Debian's. Nothing here is reachable from outside the node's network namespace.
 """
 
+import copy
 import http.client
 import json
 import secrets
@@ -43,6 +44,8 @@ class ControlPlane:
         programs: the folder of kube-apiserver, kube-controller-manager and kube-scheduler.
         authorization: `RBAC`, or everybody may do everything.
         accounts: pods get the tokens of their service accounts.
+        controllers: start kube-controller-manager and a kube-scheduler as well.
+        listen: the address at which the API is served; 127.0.0.1 is among them in any case.
 
     Attributes:
         token: of an administrator.
@@ -57,8 +60,11 @@ class ControlPlane:
         authorization: str = "AlwaysAllow",
         *,
         accounts: bool = False,
+        controllers: bool = True,
+        listen: str = "127.0.0.1",
     ) -> None:
         self.node, self.folder, self.programs, self._accounts = node, folder, programs, accounts
+        self._controllers, self._listen, self._reached = controllers, listen, "127.0.0.1"
         self._authorization = authorization
         self.token = secrets.token_hex(16)
         self.kubelet_token = secrets.token_hex(16)
@@ -68,7 +74,13 @@ class ControlPlane:
     @property
     def server(self) -> str:
         """Where the API is, inside the node."""
-        return f"https://127.0.0.1:{PORT}"
+        return f"https://{self._reached}:{PORT}"
+
+    def seen_at(self, address: str) -> "ControlPlane":
+        """Return this one as a node knows it that reaches it at another address."""
+        other = copy.copy(self)
+        other._reached = address
+        return other
 
     @property
     def authority(self) -> Path:
@@ -110,6 +122,11 @@ class ControlPlane:
         etcd += [f"--initial-cluster=default={peer}", "--unsafe-no-fsync"]
         self._spawn("etcd", "etcd", *etcd)
         self.start_api()
+        if self._controllers:
+            self._start_controllers()
+
+    def _start_controllers(self) -> None:
+        folder, key = self.folder, self.folder / "accounts.key"
         common = [f"--kubeconfig={folder}/kubeconfig", "--leader-elect=false", "--bind-address=127.0.0.1"]
         manager = [*common, f"--service-account-private-key-file={key}", f"--root-ca-file={self.authority}"]
         self._spawn("kube-controller-manager", str(self.programs / "kube-controller-manager"), *manager)
@@ -124,7 +141,7 @@ class ControlPlane:
         folder, key = self.folder, self.folder / "accounts.key"
         self._api = self._spawn(
             *("kube-apiserver", str(self.programs / "kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379"),
-            *(f"--secure-port={PORT}", "--bind-address=127.0.0.1", f"--cert-dir={folder}/certificates"),
+            *(f"--secure-port={PORT}", f"--bind-address={self._listen}", f"--cert-dir={folder}/certificates"),
             *(f"--token-auth-file={folder}/tokens", f"--authorization-mode={self._authorization}"),
             *("--service-account-issuer=https://here.invalid", f"--service-account-key-file={key}"),
             *(f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/24"),
@@ -134,12 +151,18 @@ class ControlPlane:
         )
         self._wait("a ready API", lambda: self.call("GET", "/readyz", raw=True) == "ok")
 
-    def start_scheduler(self, name: str, extenders: Sequence[Object]) -> "subprocess.Popen[bytes]":
-        """Start one more kube-scheduler, for pods whose `schedulerName` is this name, with extenders of its own."""
+    def start_scheduler(self, name: str, extenders: Sequence[Object], requests: int = 50) -> "subprocess.Popen[bytes]":
+        """Start one more kube-scheduler, for pods whose `schedulerName` is this name, with extenders of its own.
+
+        Args:
+            name: of the scheduler.
+            extenders: as its configuration has them.
+            requests: to the API server in a second, as `--kube-api-qps` says; 50 by default.
+        """
         configuration = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
-            "clientConnection": {"kubeconfig": f"{self.folder}/kubeconfig"},
+            "clientConnection": {"kubeconfig": f"{self.folder}/kubeconfig", "qps": requests, "burst": 2 * requests},
             "leaderElection": {"leaderElect": False},
             "podInitialBackoffSeconds": 1,
             "podMaxBackoffSeconds": 1,

@@ -173,7 +173,7 @@ def open_lab(
     env: Mapping[str, str] | None = None,
     with_api: bool = False,
     runtime: Path | None = None,
-    control_plane: Path | None = None,
+    control_plane: Path | ControlPlane | None = None,
     authorization: str = "AlwaysAllow",
     registration: str = "register",
     csi: bool = False,
@@ -190,7 +190,8 @@ def open_lab(
         env: more environment for the daemon.
         with_api: give kubelet an API server: pods come from there and not from manifests.
         runtime: the folder of containerd, its shim and ctr; None: those of PATH.
-        control_plane: the folder of kube-apiserver and its like: a real API server, whose scheduler places the pods.
+        control_plane: the folder of kube-apiserver and its like: a real API server, whose scheduler places the pods;
+            or one that runs already and that the node joins.
         authorization: of that API server, such as RBAC: kubelet, scheduler and test are administrators.
         csi: the daemon serves CSI drivers; with `with_api` it does anyway.
         registration: how devices are registered, `device_registration` of the daemon.
@@ -218,8 +219,8 @@ def open_lab(
         )
         stack.enter_context(containerd)
         api = stack.enter_context(ApiServer(private)) if with_api else None
-        cluster = None
-        if control_plane is not None:
+        cluster = control_plane if isinstance(control_plane, ControlPlane) else None
+        if isinstance(control_plane, Path):
             (folder / "p").mkdir()
             cluster = stack.enter_context(ControlPlane(private, folder / "p", control_plane, authorization))
         if csi and (server := api or cluster) is not None:

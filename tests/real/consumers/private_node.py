@@ -124,6 +124,21 @@ class PrivateNode:
             self.close()
             raise
 
+    def join(self, other: "PrivateNode", number: int) -> str:
+        """Lay a cable to another node; return this one's address at its end.
+
+        Args:
+            other: to where.
+            number: of the cable, 1 to 250: no two of one node have the same.
+        """
+        mine, theirs, end = f"10.231.{number}.1", f"10.231.{number}.2", f"cable{number}"
+        inside = str(other._holder.pid)
+        self.run("ip", "link", "add", end, "type", "veth", "peer", "name", end, "netns", inside)
+        for node, address in ((self, mine), (other, theirs)):
+            node.run("ip", "address", "add", f"{address}/30", "dev", end)
+            node.run("ip", "link", "set", end, "up")
+        return mine
+
     def command(self, *arguments: str) -> list[str]:
         """Return the argument list that executes a program inside, in the process that is started with it."""
         # In a chroot the root of the namespace is another one than that of whoever made it.

@@ -1,0 +1,106 @@
+"""Thousands of pods come and go on hollow nodes with several cards, placed by a real kube-scheduler.
+
+With the extender no kubelet rejects a pod; without it, and with the same pods, many are. `NODEPLUG_CHURN` is how many
+pods there shall be.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.real.conftest import need
+from tests.real.consumers import ControlPlane, PrivateNode
+from tests.real.consumers.churn import Churn
+from tests.real.consumers.hollow import Rejection, open_fleet
+
+from nodeplug.testing import ScratchNode, folders
+
+MEM = "aliyun.com/gpu-mem"
+PODS = int(os.environ.get("NODEPLUG_CHURN", "800"))
+NODES = 20
+PATIENCE = 60 + PODS / 8
+"""Seconds: a multiple of what it takes."""
+VERBS = {"filterVerb": "filter", "prioritizeVerb": "prioritize", "preemptVerb": "preempt", "bindVerb": "bind"}
+PLUGIN = """
+[extender]
+listen = "127.0.0.1:{port}"
+follow = true
+kubeconfig = "{kubeconfig}"
+[plugins.gpu-extender]
+"""
+
+
+@pytest.fixture(scope="module")
+def control(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[ControlPlane]:
+    """An API server and nothing else, on a private node."""
+    programs = consumer("kubernetes")
+    need(etcd="etcd-server")
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    try:
+        with make_private_node(folder / "n") as node:
+            (folder / "p").mkdir()
+            with ControlPlane(node, folder / "p", programs, controllers=False) as made:
+                yield made
+    finally:
+        folders.remove(folder)
+
+
+def extender(control: ControlPlane, name: str, port: int) -> ScratchNode:
+    """Start a kube-scheduler with this name, and return the daemon beside it."""
+    root = control.folder / name
+    root.mkdir()
+    one = {"urlPrefix": f"http://127.0.0.1:{port}/gpu-mem", "nodeCacheCapable": True, "weight": 1, **VERBS}
+    control.start_scheduler(name, [{**one, "managedResources": [{"name": MEM}]}], requests=1000)
+    plugin = PLUGIN.format(port=port, kubeconfig=control.folder / "kubeconfig")
+    return ScratchNode(root, plugin, within=control.node.command())
+
+
+def rejected(control: ControlPlane, folder: Path, total: int, *schedulers: str) -> list[Rejection]:
+    """Have so many pods come and go, and return whom kubelets have rejected; tell how fast it was."""
+
+    async def live() -> list[Rejection]:
+        async with open_fleet(control, folder, NODES) as fleet:
+            churn = Churn(fleet.client, MEM, schedulers, total, places=11 * NODES)
+            begun = time.monotonic()
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await churn.run()
+            except TimeoutError:
+                found = f"{churn.ended}, {fleet.rejections}; these wait: {churn.waiting}"
+                raise AssertionError(f"of {total} pods in {PATIENCE:g} s: {found}") from None
+            took = time.monotonic() - begun
+            sys.stdout.write(f"{total} pods in {took:.1f} s: {dict(churn.ended)}\n")
+            assert churn.ended.total() == total
+            assert churn.ended["Failed"] == len(churn.rejected) == len(fleet.rejections)
+            return fleet.rejections
+
+    with control.node.netns.entered():
+        return asyncio.run(live())
+
+
+def test_no_kubelet_rejects_a_pod_that_the_extender_has_placed(control: ControlPlane, short_path: Path) -> None:
+    with extender(control, "cards", 9813):
+        assert rejected(control, short_path, PODS, "cards") == []
+
+
+def test_without_the_extender_kubelets_reject_pods_that_other_nodes_had_a_card_for(
+    control: ControlPlane, short_path: Path
+) -> None:
+    control.start_scheduler("plain", [], requests=1000)
+    found = rejected(control, short_path, 250, "plain")
+    sys.stdout.write(f"{len(found)} were rejected\n")
+    assert any(one.elsewhere for one in found)
+
+
+def test_two_schedulers_each_with_an_extender_give_no_unit_to_two_pods(control: ControlPlane, short_path: Path) -> None:
+    with extender(control, "left", 9814), extender(control, "right", 9815):
+        found = rejected(control, short_path, 400, "left", "right")
+    sys.stdout.write(f"{len(found)} were rejected: {found}\n")
+    for one in found:  # each knows of what the other has bound some milliseconds later
+        assert one.before - {one.scheduler}, f"nobody came before {one}"
+    assert len(found) <= 40
