@@ -168,6 +168,13 @@ def test_a_pod_that_was_named_and_is_gone_is_not_under_way_again() -> None:
     assert under_way(known, node(10, 20, seq=1)) == [1]  # an older annotation
 
 
+def test_a_pod_that_is_named_counts_in_no_addition_though_the_numbers_of_its_node_begin_lower_again() -> None:
+    known = Assumptions()
+    known.assume(assumed("one", 1), node(10, 20))
+    assert under_way(known, node(9, 20, "default/one", seq=1_790_000_000_000)) == []
+    assert under_way(known, node(9, 20, "default/one", seq=1)) == []  # its clock was set back, its daemon started anew
+
+
 def test_a_pod_whose_predecessor_of_that_name_is_still_named_counts_until_that_is_gone() -> None:
     known, before = Assumptions(), node(5, 20, "default/one")
     known.assume(assumed("one", 1), before)

@@ -56,13 +56,15 @@ class Assumed:
 
     def see(self, published: Says, now: float) -> bool:
         """Take note of an annotation of its node; return whether its units are in the figures, or were and are free."""
+        named = published.names(self.namespace, self.name, self.uid)
         if self.shown == _NO_SEQ:
-            if not published.names(self.namespace, self.name, self.uid):
+            if not named:
                 self.former = _NO_SEQ
             elif self.former == _NO_SEQ or now - self.since > REPLACED:
                 # Its number may be the former one: where the successor has the same units, there is no news.
                 self.shown = published.seq
-        return self.shown != _NO_SEQ and published.seq >= self.shown
+        # What names it is later than that, also where the numbers are lower: the node's clock may have been set back.
+        return self.shown != _NO_SEQ and (named or published.seq >= self.shown)
 
 
 class Assumptions:
