@@ -116,6 +116,21 @@ def cluster(make_private_node: Callable[..., PrivateNode], consumer: Callable[[s
         folders.remove(folder)
 
 
+@pytest.fixture(scope="module")
+def control(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[ControlPlane]:
+    """An API server and nothing else, on a private node."""
+    programs = consumer("kubernetes")
+    need(etcd="etcd-server")
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    try:
+        with make_private_node(folder / "n") as node:
+            (folder / "p").mkdir()
+            with ControlPlane(node, folder / "p", programs, controllers=False) as made:
+                yield made
+    finally:
+        folders.remove(folder)
+
+
 def cached(builder: str, *arguments: str) -> Path:
     """Return what a builder in `.ci` made earlier, or skip with its own words."""
     done = subprocess.run(

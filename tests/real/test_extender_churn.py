@@ -7,18 +7,14 @@ pods there shall be.
 import asyncio
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from tests.real.conftest import need
-from tests.real.consumers import ControlPlane, PrivateNode
+from tests.real.consumers import ControlPlane
 from tests.real.consumers.churn import Churn
 from tests.real.consumers.hollow import Rejection, open_fleet
 
-from nodeplug.testing import ScratchNode, folders
+from nodeplug.testing import ScratchNode
 
 MEM = "aliyun.com/gpu-mem"
 PODS = int(os.environ.get("NODEPLUG_CHURN", "800"))
@@ -33,21 +29,6 @@ follow = true
 kubeconfig = "{kubeconfig}"
 [plugins.gpu-extender]
 """
-
-
-@pytest.fixture(scope="module")
-def control(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[ControlPlane]:
-    """An API server and nothing else, on a private node."""
-    programs = consumer("kubernetes")
-    need(etcd="etcd-server")
-    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
-    try:
-        with make_private_node(folder / "n") as node:
-            (folder / "p").mkdir()
-            with ControlPlane(node, folder / "p", programs, controllers=False) as made:
-                yield made
-    finally:
-        folders.remove(folder)
 
 
 def extender(control: ControlPlane, name: str, port: int) -> ScratchNode:
