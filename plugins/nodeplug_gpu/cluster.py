@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from nodeplug import ClusterReport, NodeConfigMap, PodReport, PodWarning
+from nodeplug import ClusterReport, DeviceId, NodeConfigMap, PodReport, PodWarning
 from nodeplug.fields import show_quantity
 from nodeplug_gpu import gpushare_objects, report
 from nodeplug_gpu.allocations import Container
@@ -44,6 +44,7 @@ class ClusterView:
     node: str
     latest: ClusterReport | None = None
     _known: dict[str, FreeMemory] = field(default_factory=dict)
+    _untold: list[tuple[MemorySharing, frozenset[DeviceId], int]] = field(default_factory=list)
     _since: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def update(self) -> bool:
@@ -51,6 +52,9 @@ class ClusterView:
         inventory = self.tracker.inventory
         if inventory.snapshot.state == "starting" or inventory.allocations_unknown:
             return False
+        grants = {
+            name: one.told.grants() for name, one in self.tracker.sharings.items() if isinstance(one, MemorySharing)
+        }
         hangs = inventory.snapshot.state == "failed" and self.latest is not None  # its cards are still there
         made = ClusterReport(
             labels=self.latest.labels if hangs and self.latest else labels(inventory.snapshot, self.config),
@@ -59,7 +63,23 @@ class ClusterView:
             config_maps=tuple(self._config_maps()),
         )
         before, self.latest = self.latest, made
+        self._untold = list(self._held_units(grants))
         return made != before
+
+    def report(self) -> ClusterReport | None:
+        """Return the report in force, for the cluster to be told now; None before the first."""
+        for sharing, held, grants in self._untold:
+            sharing.told.tell(held, grants)
+        return self.latest
+
+    def _held_units(self, grants: Mapping[str, int]) -> Iterator[tuple[MemorySharing, frozenset[DeviceId], int]]:
+        for entry in self.config.resources:
+            sharing, inventory = self.tracker.sharings.get(entry.resource), self.tracker.inventory
+            if isinstance(sharing, MemorySharing) and entry.resource in grants:
+                uuids = [member.card.uuid for member in inventory.members_of(entry.resource)]
+                found = [one for uuid in uuids for one in report.allocations_of(inventory, entry, uuid)]
+                held = frozenset(unit for one in found if one.orphaned is None for unit in one.ids)
+                yield sharing, held, grants[entry.resource]
 
     # --- what is free
 

@@ -231,9 +231,10 @@ class Gpu:
         Raises:
             NotReady: it is not known yet; what was reported before stays.
         """
-        if self._cluster.latest is None:
+        found = self._cluster.report()
+        if found is None:
             raise NotReady("it is not known yet which cards are here and who holds them")
-        return self._cluster.latest
+        return found
 
     def _not_ready_reason(self, entry: Resource, uuid: Uuid) -> str:
         return self._cdi.not_ready_reason(entry, uuid) or self._mps.not_ready_reason(entry, uuid)

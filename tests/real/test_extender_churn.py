@@ -41,12 +41,14 @@ def extender(control: ControlPlane, name: str, port: int) -> ScratchNode:
     return ScratchNode(root, plugin, within=control.node.command())
 
 
-def rejected(control: ControlPlane, folder: Path, total: int, *schedulers: str) -> list[Rejection]:
+def rejected(
+    control: ControlPlane, folder: Path, total: int, *schedulers: str, growing: bool = False
+) -> list[Rejection]:
     """Have so many pods come and go, and return whom kubelets have rejected; tell how fast it was."""
 
     async def live() -> list[Rejection]:
         async with open_fleet(control, folder, NODES) as fleet:
-            churn = Churn(fleet.client, MEM, schedulers, total, places=11 * NODES)
+            churn = Churn(fleet.client, MEM, schedulers, total, places=11 * NODES, growing=growing)
             begun = time.monotonic()
             try:
                 async with asyncio.timeout(PATIENCE):
@@ -55,7 +57,7 @@ def rejected(control: ControlPlane, folder: Path, total: int, *schedulers: str) 
                 found = f"{churn.ended}, {fleet.rejections}; these wait: {churn.waiting}"
                 raise AssertionError(f"of {total} pods in {PATIENCE:g} s: {found}") from None
             took = time.monotonic() - begun
-            sys.stdout.write(f"{total} pods in {took:.1f} s: {dict(churn.ended)}\n")
+            sys.stdout.write(f"{total} pods in {took:.1f} s: {dict(churn.ended)}, rejected {fleet.rejections}\n")
             assert churn.ended.total() == total
             assert churn.ended["Failed"] == len(churn.rejected) == len(fleet.rejections)
             return fleet.rejections
@@ -69,19 +71,24 @@ def test_no_kubelet_rejects_a_pod_that_the_extender_has_placed(control: ControlP
         assert rejected(control, short_path, PODS, "cards") == []
 
 
+def test_few_pods_are_rejected_whose_containers_need_more_than_their_init_container_has_left_to_them(
+    control: ControlPlane, short_path: Path
+) -> None:
+    with extender(control, "growing", 9817):
+        assert len(rejected(control, short_path, 200, "growing", growing=True)) <= 20
+
+
 def test_without_the_extender_kubelets_reject_pods_that_other_nodes_had_a_card_for(
     control: ControlPlane, short_path: Path
 ) -> None:
     control.start_scheduler("plain", [], requests=1000)
     found = rejected(control, short_path, 250, "plain")
-    sys.stdout.write(f"{len(found)} were rejected\n")
     assert any(one.elsewhere for one in found)
 
 
 def test_two_schedulers_each_with_an_extender_give_no_unit_to_two_pods(control: ControlPlane, short_path: Path) -> None:
     with extender(control, "left", 9814), extender(control, "right", 9815):
         found = rejected(control, short_path, 400, "left", "right")
-    sys.stdout.write(f"{len(found)} were rejected: {found}\n")
     for one in found:  # each knows of what the other has bound some milliseconds later
         assert one.before - {one.scheduler}, f"nobody came before {one}"
     assert len(found) <= 40

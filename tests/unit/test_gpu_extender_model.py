@@ -112,6 +112,14 @@ def test_pods_under_way_are_subtracted_in_order_and_rejected_ones_take_nothing()
     assert NodeModel.of(node(10, 20), [apps(8), apps(3), apps(18), apps(17)]).free == {A: 2, B: 0}
 
 
+def test_what_pods_take_of_known_cards_is_subtracted_there_and_a_card_never_has_less_than_nothing() -> None:
+    assert NodeModel.of(node(10, 5), [apps(4)], {A: 3, B: 9, CardKey("gone"): 1}).free == {A: 3, B: 0}
+    model = NodeModel.of(node(5, 8))
+    placed = model.place(apps(4, 7))
+    assert placed is not None
+    assert model.takes(placed) == {A: 4, B: 7}
+
+
 def test_of_a_pod_that_is_rejected_no_container_takes_anything() -> None:
     assert NodeModel.of(node(10, 20), [apps(10, 21)]).free == {A: 10, B: 20}
 
@@ -158,6 +166,18 @@ def test_a_pod_is_under_way_until_the_node_names_it() -> None:
     assert under_way(known, before) == [1, 2, 3]
     assert under_way(known, node(10, 20, "default/one", "?/uid-three", seq=2)) == [2]
     assert under_way(known, before, but={"uid-two"}) == [1, 3]
+
+
+def test_a_pod_whose_cards_were_judged_takes_those_until_its_node_names_it() -> None:
+    known, before = Assumptions(), node(10, 20)
+    for name, taken in (("one", {A: 3}), ("two", {A: 1, B: 2})):
+        known.assume(replace(assumed(name, 3), taken=taken), before)
+    known.assume(assumed("strange", 5), before)
+    assert known.taken("n", before, 1.0) == {A: 4, B: 2}
+    assert known.taken("n", before, 1.0, but={"uid-one"}) == {A: 1, B: 2}
+    assert under_way(known, before) == [5]
+    assert known.taken("n", node(10, 20, "default/one", seq=2), 1.0) == {A: 1, B: 2}
+    assert known.taken("elsewhere", before, 1.0) == {}
 
 
 def test_a_pod_that_was_named_and_is_gone_is_not_under_way_again() -> None:

@@ -1,4 +1,4 @@
-"""Bindings to one node go one after the other, and those to different nodes side by side."""
+"""Bindings to one node go one after the other, those to different nodes side by side; pods keep the cards of them."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import ExtenderBind, TryAgain
+from nodeplug import ExtenderBind, ExtenderFilter, TryAgain
 from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.testing import host
 from nodeplug.testing.scheduler import pod as v1_pod
@@ -24,12 +24,16 @@ MEM = "aliyun.com/gpu-mem"
 class SlowServer(ClusterScheduling):
     """A cluster whose API server keeps Bindings of some pods until it is let go."""
 
-    def __init__(self, kept: str) -> None:
+    def __init__(self, kept: str, *free: int) -> None:
+        self.free = free or (10,)
         self.kept, self.asked, self.made = kept, list[str](), list[str]()
         self.let_go = threading.Event()
 
     def node(self, name: str) -> Mapping[str, Any]:
-        said = FreeMemory(MEM, 1, 1 << 30, "binpack", (FreeCard("aaaaaaaa", "GPU-a", 0, 10, 10),))
+        cards = tuple(
+            FreeCard(f"{number}" * 8, f"GPU-{number}", number, 10, one) for number, one in enumerate(self.free)
+        )
+        said = FreeMemory(MEM, 1, 1 << 30, "binpack", cards)
         return {"metadata": {"name": name, "annotations": {"nodeplug.io/gpu-mem": encode(said)}}}
 
     def bound(self) -> Sequence[Mapping[str, Any]]:
@@ -68,6 +72,21 @@ def test_kubelet_meets_pods_in_the_order_in_which_they_were_judged(
     first.join()
     second.join()
     assert server.made == ["elsewhere", "first", "second"]
+
+
+def test_a_pod_that_was_bound_keeps_its_card_though_another_one_suits_it_better_by_now(tmp_path: Path) -> None:
+    server = SlowServer("", 3, 6)
+    plugin = GpuExtender(ExtenderConfig(), host(tmp_path, scheduling=server))
+    binding(plugin, "first", "a").join()
+    server.free = (7, 6)  # four units of its card have become free
+    pods = {
+        units: v1_pod("x", containers=[{"name": "c", "resources": {"limits": {MEM: str(units)}}}]) for units in (6, 7)
+    }
+    fits = {
+        units: plugin.extender_filter(ExtenderFilter(claim="gpu-mem", pod=pod, nodes={"a": None})).nodes
+        for units, pod in pods.items()
+    }
+    assert fits == {6: ("a",), 7: ()}
 
 
 def test_a_turn_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,13 @@ Refuses: I/O, and to know what a node says: callers bring its annotation.
 """
 
 import threading
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from nodeplug_gpu.extender.wants import Want
+from nodeplug_gpu.ids import CardKey
 
 SETTLED: Final = 60.0
 """Seconds after which nobody has an annotation any more that is older than one that named the pod."""
@@ -40,6 +42,7 @@ class Assumed:
         node: to which it goes.
         wants: of its containers.
         since: when it was assumed.
+        taken: units by card that it will get, as it was judged when it was bound; empty if others have bound it.
         former: number of the annotation that named a pod of this name when this one was assumed: its predecessor,
             whose units are not free yet. -1 without one.
         shown: number of the first annotation that is known to name this pod; -1 while there is none.
@@ -51,6 +54,7 @@ class Assumed:
     node: str
     wants: Sequence[Want]
     since: float
+    taken: Mapping[CardKey, int] = field(default_factory=dict)
     former: int = _NO_SEQ
     shown: int = _NO_SEQ
 
@@ -99,6 +103,8 @@ class Assumptions:
     def under_way(self, node: str, published: Says, now: float, but: Collection[str] = ()) -> Sequence[Sequence[Want]]:
         """Return what each pod wants that goes to a node and is not in an annotation, in the order of their binding.
 
+        Not of those whose cards are known: `taken` has them.
+
         Args:
             node: its name.
             published: an annotation of the node.
@@ -107,7 +113,16 @@ class Assumptions:
         """
         with self._lock:
             here = self._nodes.get(node, {}).values()
-            return [one.wants for one in here if not one.see(published, now) and one.uid not in but]
+            return [one.wants for one in here if not one.see(published, now) and one.uid not in but and not one.taken]
+
+    def taken(self, node: str, published: Says, now: float, but: Collection[str] = ()) -> Mapping[CardKey, int]:
+        """Return what such pods take of each card whose cards were judged when they were bound; see `under_way`."""
+        found = Counter[CardKey]()
+        with self._lock:
+            for one in self._nodes.get(node, {}).values():
+                if one.taken and one.uid not in but and not one.see(published, now):
+                    found.update(one.taken)
+        return found
 
     def waiting(self, now: float, longer: float) -> Sequence[Assumed]:
         """Return the pods that no annotation has named for a while; forget those that one named long ago."""

@@ -9,6 +9,7 @@ Sources: kubelet 1.35, pkg/kubelet/cm/devicemanager/manager.go (Allocate, device
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from nodeplug_gpu.extender.wants import Want
@@ -89,15 +90,22 @@ class NodeModel:
     free: Mapping[CardKey, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, published: Cards, under_way: Iterable[Sequence[Want]] = ()) -> "NodeModel":
+    def of(
+        cls,
+        published: Cards,
+        under_way: Iterable[Sequence[Want]] = (),
+        taken: Mapping[CardKey, int] = MappingProxyType({}),
+    ) -> "NodeModel":
         """Make the model of a node.
 
         Args:
             published: its annotation.
             under_way: what each pod wants that is bound to the node and not among `published.pods`, in the order in
                 which they were bound. One that finds no card takes nothing: kubelet rejects it.
+            taken: units by card of further such pods, whose cards are known.
         """
-        free = free_of(published.cards)
+        left = free_of(published.cards)
+        free: Mapping[CardKey, int] = {card: max(units - taken.get(card, 0), 0) for card, units in left.items()}
         for wants in under_way:
             placed = place(free, wants, _policy(published))
             free = placed.free if placed is not None else free
@@ -106,6 +114,10 @@ class NodeModel:
     def place(self, wants: Sequence[Want]) -> Placed | None:
         """Return what a pod would get now; None if a container finds no card."""
         return place(self.free, wants, _policy(self.published))
+
+    def takes(self, placed: Placed) -> Mapping[CardKey, int]:
+        """Return the units by card that a pod takes which was placed here."""
+        return {card: units - placed.free[card] for card, units in self.free.items() if units != placed.free[card]}
 
     def judge(self, wants: Sequence[Want]) -> Verdict:
         """Say whether a pod gets its cards here: never, if a container wants more than the largest card has."""

@@ -167,8 +167,7 @@ class GpuExtender:
             held = _frees(published, victims) if published is not None else None
             if published is None or held is None:
                 continue
-            under_way = self._assumptions.under_way(name, published, time.monotonic(), but=victims.pods)
-            if NodeModel.of(published, under_way).without(held).place(wants) is not None:
+            if self._now(name, published, victims.pods).without(held).place(wants) is not None:
                 kept[name] = victims
         return kept
 
@@ -206,11 +205,12 @@ class GpuExtender:
         published = self._followed(request.node)
         if published is None:
             raise TryAgain(f"node {request.node}: {self._absent}")
-        now = time.monotonic()
-        others = self._assumptions.under_way(request.node, published, now, but=[request.uid])
-        if NodeModel.of(published, others).place(wants) is None:
+        model = self._now(request.node, published, [request.uid])
+        placed = model.place(wants)
+        if placed is None:
             raise TryAgain(f"node {request.node}: {self._full}: another pod has come first")
-        made = Assumed(request.uid, request.namespace, request.pod, request.node, wants, now)
+        now, taken = time.monotonic(), model.takes(placed)
+        made = Assumed(request.uid, request.namespace, request.pod, request.node, wants, now, taken)
         self._assumptions.assume(made, published)
 
     def _wants(self, pod: Mapping[str, Any]) -> Sequence[Want]:
@@ -227,9 +227,15 @@ class GpuExtender:
         published = self._nodes.read(name, node) if node is not None else None
         if published is None:
             return None
+        return self._now(name, published, [uid])
+
+    def _now(self, name: str, published: Published, but: Collection[str]) -> NodeModel:
+        """Return the model of a node as it will be, without some pods that are on their way to it."""
         if name not in self._assumptions:
             return NodeModel(published, published.free)
-        return NodeModel.of(published, self._assumptions.under_way(name, published, time.monotonic(), but=[uid]))
+        now, known = time.monotonic(), self._assumptions
+        under_way = known.under_way(name, published, now, but)
+        return NodeModel.of(published, under_way, known.taken(name, published, now, but))
 
     def _followed(self, name: str) -> Published | None:
         """Return what a node says now; None if it says nothing that can be read."""

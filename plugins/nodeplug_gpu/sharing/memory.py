@@ -9,7 +9,7 @@ The ids that kubelet allocates are the only record of who has how much of which 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nodeplug import (
@@ -32,6 +32,7 @@ from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.placement import single_card
 from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.sharing.replicas import check_numbers, units_by_card
+from nodeplug_gpu.sharing.told import ToldUnits
 
 _COUNT: Final = "count"
 MAX_UNITS: Final = 32_000
@@ -62,11 +63,13 @@ class MemorySharing:
         config: the entry.
         paths: where device nodes are.
         unit: bytes of a unit, at least the configured size.
+        told: what is free by what the cluster was told last.
     """
 
     config: Memory
     paths: access.NodePaths
     unit: int
+    told: ToldUnits = field(default_factory=ToldUnits, compare=False)
     _free: Mapping[CardKey, int] = field(default_factory=dict)
     _listed: tuple[Pool, Sequence[Device]] = (Pool(), ())
 
@@ -106,12 +109,19 @@ class MemorySharing:
         return units
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId] | None:
-        """Choose units of one card."""
+        """Choose units of one card, of those that were free when the cluster was last told, if one has enough of them.
+
+        Whoever places pods knows of no others: one that has become free since would lead to another card than they
+        expect, where the later containers of the pod might find too little.
+        """
         del pool
         if request.resource == self.config.count_resource:
             return None
         self._free = {card: len(names) for card, names in by_card(request.available).items()}
-        return single_card(request, self.config.policy)
+        must = frozenset(request.must_include)
+        known = [*request.must_include, *self.told.free(one for one in request.available if one not in must)]
+        chosen = single_card(replace(request, available=tuple(known)), self.config.policy)
+        return chosen if len(chosen) >= request.size else single_card(request, self.config.policy)
 
     def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
         """Allocate units of one card.
@@ -132,6 +142,7 @@ class MemorySharing:
             raise NotFound(f"{', '.join(request.ids[:1]) or 'no id'} names no card of {request.resource}")
         member.require_healthy()
         check_numbers(request, self.units(member))
+        self.told.grant(request.ids)
         common = access.grant(self.config.access, [access.GpuDevice(member.card)], self.paths)
         return Grant.merged(
             [common, Grant(env=self.environment(len(request.ids), member)), self._limits(request, member)]

@@ -200,7 +200,8 @@ class Publisher:
             with suppress(TimeoutError):
                 async with asyncio.timeout(TURN):
                     await news.wait()
-            await asyncio.sleep(DEBOUNCE)
+            # What a plugin reports is written at once: it may go by what it has told the cluster.
+            await asyncio.sleep(max(DEBOUNCE, self._budgets["node"].pause()))
 
     def _take(self, desired: Desired) -> None:
         if fresh := set(desired.faults) - set(self._desired.faults):

@@ -119,3 +119,35 @@ def test_the_model_admits_whom_kubelet_admits_and_rejects_whom_no_card_has_room_
                     life.pass_time()
 
     asyncio.run(live())
+
+
+def test_units_that_have_become_free_since_the_cluster_was_told_lead_to_no_other_card(
+    gpu_node: Any, tmp_path: Path
+) -> None:
+    async def live() -> None:
+        node = gpu_node(tmp_path / "n", "binpack", 0, (8, 16))
+        small, large = node.cards
+        view = ClusterView(node.config, node.tracker, OveruseWatch({}, node.tracker.host), "n")
+        for name, units in (("a", 5), ("b", 12)):
+            await node.admit(name, "main", units)
+        node.ask_kubelet()
+        assert view.update()
+        view.report()  # 3 and 4 are free
+        node.remove("a")
+        assert by_card_of(node, "c", await node.admit("c", "main", 3)) == small  # the other one is the fuller by now
+        assert by_card_of(node, "d", await node.admit("d", "main", 5)) == small  # nothing else has so many
+        node.ask_kubelet()
+        view.update()
+        view.report()  # 0 and 4
+        node.remove("c")
+        node.remove("d")
+        node.ask_kubelet()
+        view.update()
+        view.report()  # 8 and 4
+        assert by_card_of(node, "e", await node.admit("e", "main", 3)) == large
+
+    def by_card_of(node: Any, pod: str, _: object) -> str:
+        (card,) = by_card(map(DeviceId, node.ids(pod, "main")))
+        return str(card)
+
+    asyncio.run(live())

@@ -38,6 +38,7 @@ class Churn:
         places: how many at any time.
         sizes: units that a container may want.
         life: seconds that a pod runs at most.
+        growing: init containers may want less than those that follow, which then need more of the same card.
         random: of all choices.
         ended: how many pods have come to which end: `Running` for those that ran and were deleted.
         rejected: those that a kubelet has rejected, with its words.
@@ -50,6 +51,7 @@ class Churn:
     places: int
     sizes: Sequence[int] = (1, 2, 3, 5, 8, 11)
     life: float = 3.0
+    growing: bool = False
     random: Random = field(default_factory=lambda: Random(1))
     ended: Counter[str] = field(default_factory=Counter)
     rejected: dict[str, str] = field(default_factory=dict)
@@ -127,8 +129,9 @@ class Churn:
         sizes = [self.random.choice(self.sizes) for _ in range(self.random.choice([1, 1, 2]))]
         app = [self._container(f"app-{number}", stays, units) for number, units in enumerate(sizes)]
         init = []
-        if self.random.random() < 0.3 and sum(sizes) <= max(self.sizes):
-            init.append(self._container("init", ["/bin/sh", "-c", ":"], sum(sizes)))
+        whole = self.random.choice(self.sizes) if self.growing else sum(sizes)
+        if self.random.random() < 0.3 and whole <= max(self.sizes):
+            init.append(self._container("init", ["/bin/sh", "-c", ":"], whole))
         if self.random.random() < 0.1:
             sidecar = self._container("sidecar", ["/bin/sh", "-c", _STAYS], min(self.sizes))
             init = [{**sidecar, "restartPolicy": "Always"}, *init]

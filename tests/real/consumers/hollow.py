@@ -10,7 +10,7 @@ All of them live on one event loop, in the network namespace of the control plan
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -63,6 +63,8 @@ class Rejection:
         elsewhere: nodes that had room for it then.
         scheduler: that has placed it.
         before: schedulers of the pods that its node has admitted in the last second.
+        held: what each pod held there, by card.
+        said: what the node had to say last.
     """
 
     pod: str
@@ -71,6 +73,8 @@ class Rejection:
     elsewhere: Sequence[str]
     scheduler: str
     before: frozenset[str]
+    held: Mapping[str, Mapping[str, int]]
+    said: str
 
 
 @dataclass(slots=True)
@@ -81,7 +85,8 @@ class Told:
     settled: bool = True
 
     async def collect(self) -> Mapping[str, ClusterReport]:
-        return {"gpu": self.view.latest} if self.view.latest is not None else {}
+        found = self.view.report()
+        return {"gpu": found} if found is not None else {}
 
 
 class HollowNode:
@@ -121,8 +126,8 @@ class HollowNode:
 
     def free(self) -> Mapping[CardKey, int]:
         """Return the units by card that kubelet could give now."""
-        counted = Counter({card: len(ids) for card, ids in by_card(map(DeviceId, self.core.free())).items()})
-        return {CardKey(card): counted[CardKey(card)] for card in self.core.cards}
+        counted = Counter(_cards(self.core.free()))
+        return {CardKey(card): counted[card] for card in self.core.cards}
 
     # --- kubelet
 
@@ -148,7 +153,10 @@ class HollowNode:
         except AdmissionError as error:
             room = [one.name for one in self.fleet.nodes if place(one.free(), wants, POLICY)]
             lately = frozenset(who for when, who in self._admitted if self.core.now - when < 1.0)
-            self.rejections.append(Rejection(name, wants, str(error), room, pod["spec"]["schedulerName"], lately))
+            who, said = pod["spec"]["schedulerName"], self._view.latest
+            held = {one: _cards(ids) for one, ids in self.core.held().items()}
+            known = said.annotations["nodeplug.io/gpu-mem"] if said is not None else ""
+            self.rejections.append(Rejection(name, wants, str(error), room, who, lately, held, known))
             status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": str(error)}
         else:
             status = {"phase": "Running"}
@@ -199,6 +207,10 @@ class HollowNode:
         self.core.ask_kubelet()
         if self._view.update():
             self._registry.cluster_news.set()
+
+
+def _cards(ids: Iterable[str]) -> Mapping[str, int]:
+    return {str(card): len(mine) for card, mine in by_card(map(DeviceId, ids)).items()}
 
 
 @dataclass
