@@ -258,11 +258,16 @@ class SectionScheduling(ClusterScheduling):
 
     def bind(self, namespace: str, name: str, uid: str, node: str) -> None:
         """Bind a pod; see `ClusterScheduling`."""
-        self._ask(lambda cluster: cluster.bind(namespace, name, uid, node), 2)
+        self._ask(lambda cluster: cluster.bind(namespace, name, uid, node), 2, Uncertain)
 
-    def _ask(self, asking: Callable[[FollowedCluster], Coroutine[Any, Any, _T]], requests: int) -> _T:
+    def _ask(
+        self,
+        asking: Callable[[FollowedCluster], Coroutine[Any, Any, _T]],
+        requests: int,
+        late: Callable[[str], PluginError] = TryAgain,
+    ) -> _T:
         seconds = requests * _IN_A_CALL.request + _GRACE
-        return across.ask(self._cluster.loop, asking(self._allowed()), seconds)
+        return across.ask(self._cluster.loop, asking(self._allowed()), seconds, late)
 
     def _allowed(self) -> FollowedCluster:
         if not any(route.plugin == self._section for route in self._registry.routes("extender")):

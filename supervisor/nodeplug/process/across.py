@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from nodeplug.contract.errors import TryAgain
+from nodeplug.contract.errors import PluginError, TryAgain
 
 _T = TypeVar("_T")
 
@@ -21,16 +21,22 @@ def tell(loop: asyncio.AbstractEventLoop, word: Callable[[], object]) -> None:
         loop.call_soon_threadsafe(word)
 
 
-def ask(loop: asyncio.AbstractEventLoop, asking: Coroutine[Any, Any, _T], seconds: float) -> _T:
+def ask(
+    loop: asyncio.AbstractEventLoop,
+    asking: Coroutine[Any, Any, _T],
+    seconds: float,
+    late: Callable[[str], PluginError] = TryAgain,
+) -> _T:
     """Run a coroutine on the event loop and wait for its answer.
 
     Args:
         loop: not that of the calling thread.
         asking: has a limit of its own.
         seconds: more than that limit: what is beyond it, the loop may be late.
+        late: makes the error of an answer that does not come; what was asked may have been done.
 
     Raises:
-        TryAgain: the daemon is ending, or too busy.
+        TryAgain: the daemon is ending, and nothing was asked; or it is too busy.
         BaseException: whatever the coroutine raises.
     """
     try:
@@ -42,4 +48,4 @@ def ask(loop: asyncio.AbstractEventLoop, asking: Coroutine[Any, Any, _T], second
         return future.result(seconds)
     except Late:
         future.cancel()
-        raise TryAgain(f"no answer within {seconds:g} s: the daemon is busy") from None
+        raise late(f"no answer within {seconds:g} s: the daemon is busy") from None
