@@ -1,6 +1,6 @@
 """The unix socket behind the entrypoint scripts: frames and file descriptors in, replies out.
 
-Owns: the listening socket and its mode, who may connect, the limits on idle time, size and number, and one task per
+Owns: the listening socket, who may connect, the limits on idle time, size and number, and one task per
 connection. A caller's error is returned to it and logged in one line; it never ends the daemon. Every connection is
 accepted at once; if too many have not sent their request, the oldest idle one is dropped. An entrypoint sends its
 request as it connects, so it is never idle.
@@ -9,12 +9,10 @@ that.
 """
 
 import asyncio
-import errno
 import json
 import logging
 import os
 import socket
-import stat
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +22,7 @@ from nodeplug.contract.errors import Ending, NotSupported, PluginError, TryAgain
 from nodeplug.contract.netns import Netns
 from nodeplug.exec.arrival import Arrival, readable
 from nodeplug.exec.frame import SUCCESSION, Frame, Reply
+from nodeplug.exec.listening import Identity, listen
 from nodeplug.hosting.call import has_hung_up, new_request_id, set_caller
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane, Unanswered
@@ -32,8 +31,6 @@ LOG: Final = logging.getLogger(__name__)
 Handler = Callable[[Frame, tuple[Netns, ...]], Awaitable[Reply]]
 """Answers one frame; takes ownership of the namespaces and always closes them."""
 
-BACKLOG: Final = 1024
-"""Connections that the kernel queues until they are accepted (at most net.core.somaxconn)."""
 READING: Final = 1024
 """Connections at a time whose request is incomplete."""
 CALLS: Final = 1024
@@ -44,8 +41,6 @@ _LOOK: Final = 0.5
 """Seconds between two checks that the socket is still at its path (one stat(2))."""
 _AGAIN: Final = 0.1
 """Seconds between two attempts to accept while that fails."""
-Identity = tuple[int, int]
-"""Device and inode of the socket in its folder."""
 _SILENCE: Final = 10.0
 _GRACE: Final = 2.0
 
@@ -98,7 +93,7 @@ class ExecServer:
             PluginError: another daemon listens there, or the path cannot be used.
         """
         # However long this takes: no call can be served before.
-        self._listener, self._identity = await aside(self._listen, "exec: listen")
+        self._listener, self._identity = await aside(lambda: listen(self.path), "exec: listen")
 
     def adopt(self, listener: socket.socket) -> None:
         """Go on with the socket of a predecessor, which has stopped to accept; callers have waited in its backlog.
@@ -142,24 +137,6 @@ class ExecServer:
             await asyncio.wait(self._connections, timeout=grace)
         return listener
 
-    def _listen(self) -> tuple[socket.socket, Identity]:
-        try:
-            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        except OSError as error:
-            raise PluginError(f"cannot make the folder {self.path.parent}: {error.strerror}") from error
-        _clear_stale(self.path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            # Not a chmod after bind: others could connect in between. The path gets the socket's mode (unix_bind_bsd).
-            os.fchmod(listener.fileno(), 0o600)
-            listener.bind(str(self.path))
-            listener.listen(BACKLOG)
-            status = self.path.stat()
-        except OSError as error:
-            listener.close()
-            raise PluginError(f"cannot listen on {self.path}: {error.strerror or error}") from error
-        return listener, (status.st_dev, status.st_ino)
-
     async def keep_listening(self) -> None:
         """Recreate the socket when it disappears from its path, until cancelled: a task of the daemon.
 
@@ -170,7 +147,8 @@ class ExecServer:
             await asyncio.sleep(_LOOK)
             try:
                 if self._listener is not None and not await self._folder.run(self._is_in_place):
-                    self._replace_listener(*await self._folder.run(self._listen, lambda made: made[0].close()))
+                    made = await self._folder.run(lambda: listen(self.path), lambda late: late[0].close())
+                    self._replace_listener(*made)
                     LOG.warning("the socket at %s was gone and has been recreated", self.path)
                 told = ""
             except Unanswered as error:
@@ -386,19 +364,3 @@ async def _send(peer: socket.socket, reply: Reply) -> None:
                 await asyncio.get_running_loop().sock_sendall(peer, data)
     except (OSError, TimeoutError) as error:
         LOG.info("the caller did not read the answer: %s", error or type(error).__name__)
-
-
-def _clear_stale(path: Path) -> None:
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise PluginError(f"{path} exists and is not a socket; remove it, or configure another exec_socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        code = probe.connect_ex(str(path))
-    if code in {0, errno.EAGAIN}:
-        raise PluginError(f"another daemon listens on {path}; stop it first, or configure another exec_socket")
-    if code == errno.ECONNREFUSED:
-        path.unlink()
-    elif code != errno.ENOENT:
-        raise PluginError(f"cannot tell whether a daemon listens on {path}: {os.strerror(code)}")
