@@ -22,7 +22,8 @@ def asked_in(path: Path) -> Iterator[Right]:
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func).rpartition(".")[2]
-        part = next((one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)), "")
+        given = [one.value for one in node.keywords if one.arg == "part"]
+        part = next((one.value for one in given if isinstance(one, ast.Constant)), "")
         for resource in [found for one in node.args if isinstance(found := named(module, one), Resource)]:
             what = "/".join(filter(None, (resource.plural, str(part))))
             verbs = ("list", "watch") if called == "Followed" else (VERBS[called.replace("_ask", "get")],)

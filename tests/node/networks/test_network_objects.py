@@ -73,14 +73,19 @@ def test_what_is_wrong_is_told_and_breaks_nothing(pods: Pods, pod: Sandbox) -> N
     pods.api.network("pods", plugins=plugins("blue", "10.81.0.0/24"))
     pods.api.network("empty", plugins=[])
     pods.api.network("odd", plugins="x", nodeSelector=[7])
+    pods.api.network("untyped", plugins=[{"bridge": "b0"}])
+    pods.api.network("number", plugins=[7])
+    pods.api.network("future", plugins=plugins("future", "10.83.0.0/24"), cniVersion="9.9.9")
     pods.api.network("good", plugins=plugins("good", "10.82.0.0/24"))
     until(lambda: reason(pods, "ghost") == "UnknownPlugin")
     until(lambda: reason(pods, "pods") == "NameTaken")
     until(lambda: reason(pods, "empty") == "InvalidConfiguration")
+    for name in ("untyped", "number", "future"):
+        until(lambda name=name: reason(pods, name) == "InvalidConfiguration")  # type: ignore[misc]
     until(lambda: reason(pods, "good") == "Ready")
     assert "20-pods.conflist" in pods.api.of_network("pods")["message"]
     assert reason(pods, "odd") == ""
-    wrong = {"network ghost", "network pods", "network empty"}
+    wrong = {f"network {name}" for name in ("ghost", "pods", "empty", "untyped", "number", "future")}
     until(lambda: {row["about"] for row in pods.node.status()["networks"]} == wrong)
     pods.attach("web", pod, told={})
     pods.detach("web", pod)

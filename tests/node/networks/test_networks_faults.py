@@ -61,6 +61,17 @@ def test_a_pod_without_the_annotation_asks_nobody_where_the_runtime_says_so(
     pods.nothing_left(pod)
 
 
+def test_a_pod_that_ends_asks_nobody(pods: Pods, pod: Sandbox) -> None:
+    pods.api.definition("blue", bridge("blue", "10.81.0.0/24"))
+    pods.api.pod("web", {KEY: "blue"})
+    pods.attach("web", pod)
+    with pods.api.failing("silent"):
+        pods.api.asked.clear()
+        pods.detach("web", pod)
+        pods.nothing_left(pod)
+        assert not {"GET pods default/web", "GET network-attachment-definitions default/blue"} & set(pods.api.asked)
+
+
 def test_a_network_that_is_not_known_yet_fails_with_code_11(pods: Pods, pod: Sandbox) -> None:
     with pods.api.failing("away"), pytest.raises(CniError) as refused:
         pods.attach("web", pod, told={KEY: "blue"})
