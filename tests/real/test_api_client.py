@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +194,31 @@ def test_a_token_of_nobody_is_refused(run: Callable[..., Any], cluster: ControlP
         assert "geheim" not in str(caught.value)
 
     run(work, find(tmp_path / "config"))
+
+
+def test_a_kind_that_comes_later_is_noticed_and_is_no_trouble_before(run: Callable[..., Any]) -> None:
+    definitions = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
+    late = Resource("tests.nodeplug.io", "v1", "latecomers", "Latecomer")
+    schema = {"openAPIV3Schema": {"type": "object"}}
+    version = {"name": late.version, "served": True, "storage": True, "schema": schema}
+    names = {"plural": late.plural, "singular": "latecomer", "kind": late.kind}
+    spec = {"group": late.group, "scope": "Cluster", "names": names, "versions": [version]}
+
+    async def work(client: Client) -> None:
+        watch = Watch(client, late, optional=True)
+        async with aclosing(watch.changes()) as changes:
+            assert await anext(changes) == Listed((), "")
+            assert (watch.trouble, "does not have the kind Latecomer" in watch.absent) == ("", True)
+            made = {"metadata": {"name": f"{late.plural}.{late.group}"}, "spec": spec}
+            await client.create(definitions, made)
+            listed = await anext(changes)
+            assert isinstance(listed, Listed)
+            assert (listed.objects, watch.absent) == ((), "")
+            # A moment after a kind has come, the server may refuse to create one.
+            while True:
+                with suppress(NotFound):
+                    await client.create(late, {"metadata": {"name": "first"}})
+                    break
+            assert (await take(changes, "first")).how == "ADDED"
+
+    run(work, pause=0.1)
