@@ -20,7 +20,7 @@ _EVERYWHERE: Final[Mapping[int, IPv4Network | IPv6Network]] = {4: IPv4Network("0
 
 
 def lead(netns: Netns, plans: Sequence[Planned], results: Sequence[CniResult]) -> list[CniResult]:
-    """Set the default routes that a pod asks for; return the results without those that are gone.
+    """Set the default routes that a pod asks for; return the results with these, and without those that are gone.
 
     Raises:
         PluginError, OSError: the kernel refuses, as it does where the gateway is in no network of the interface.
@@ -39,11 +39,18 @@ def lead(netns: Netns, plans: Sequence[Planned], results: Sequence[CniResult]) -
             link = links.get(planned.ifname)
             if link is None:
                 raise NotFound(f"network {planned.network} made no interface {planned.ifname} for the default route")
-            route = CniRoute(_EVERYWHERE[version], gw=ip_address(gateway))
-            netlink.ask(route_request(link.index, link.name, route))
-    return [_without(result, set(chosen)) for result in results]
+            netlink.ask(route_request(link.index, link.name, _default(version, gateway)))
+    own = [
+        [_default(version, gateway) for version, (planned, gateway) in chosen.items() if planned is one]
+        for one in plans
+    ]
+    return [_led(result, set(chosen), routes) for result, routes in zip(results, own, strict=True)]
 
 
-def _without(result: CniResult, versions: set[int]) -> CniResult:
-    kept = tuple(one for one in result.routes if one.dst.prefixlen or one.dst.version not in versions)
-    return replace(result, routes=kept)
+def _default(version: int, gateway: str) -> CniRoute:
+    return CniRoute(_EVERYWHERE[version], gw=ip_address(gateway))
+
+
+def _led(result: CniResult, versions: set[int], own: Sequence[CniRoute]) -> CniResult:
+    kept = (one for one in result.routes if one.dst.prefixlen or one.dst.version not in versions)
+    return replace(result, routes=(*kept, *own))

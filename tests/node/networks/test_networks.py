@@ -1,6 +1,7 @@
 """Pods with several networks: attached as their annotations say, told, checked, and ended whatever has become of it."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -199,6 +200,9 @@ def test_the_default_route_leads_through_the_network_that_a_pod_chooses(
     pods.status()
     until(lambda: pods.api.status_of("web"))
     assert (pods.api.status_of("web") or [])[1]["gateway"] == ["10.81.0.1"]
+    subprocess.run(["nsenter", f"--net={pod.path}", "ip", "route", "delete", "default"], check=True)
+    with pytest.raises(CniError, match=r"network default/blue \(net1\): .*route 0.0.0.0/0 via 10.81.0.1 is missing"):
+        pods.check("web")
     pods.detach("web", pod)
     pods.nothing_left(pod)
 
