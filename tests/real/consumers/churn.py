@@ -72,11 +72,17 @@ class Churn:
         labels = ",".join(f"{key}={value}" for key, value in _LABELS.items())
         async with aclosing(Watch(self.client, PODS, labels=labels).changes()) as changes:
             async for change in changes:
-                if isinstance(change, Listed):
-                    continue  # there are none yet
-                uid = change.object["metadata"]["uid"]
-                self._pods[uid] = {} if change.how == "DELETED" else change.object
-                self._news.setdefault(uid, asyncio.Event()).set()
+                if isinstance(change, Listed):  # at the begin, and when changes were missed
+                    there = {one["metadata"]["uid"]: one for one in change}
+                    for uid in self._news.keys() | there.keys():
+                        self._note(uid, there.get(uid, {}))
+                else:
+                    gone = change.how == "DELETED"
+                    self._note(change.object["metadata"]["uid"], {} if gone else change.object)
+
+    def _note(self, uid: str, found: Object) -> None:
+        self._pods[uid] = found
+        self._news.setdefault(uid, asyncio.Event()).set()
 
     async def _live(self, place: int) -> None:
         while self._made < self.total:

@@ -259,11 +259,10 @@ class Fleet:
         places = {one.name: one for one in self.nodes}
         async with aclosing(Watch(self.client, PODS, fields="spec.nodeName!=").changes()) as changes:
             async for change in changes:
-                if isinstance(change, Listed):
-                    continue  # there are none yet
-                node = places.get(change.object["spec"]["nodeName"])
-                if change.how != "DELETED" and node is not None:
-                    node.bound.put_nowait(change.object)
+                found = change if isinstance(change, Listed) else [change.object] * (change.how != "DELETED")
+                for pod in found:
+                    if (node := places.get(pod["spec"]["nodeName"])) is not None:
+                        node.bound.put_nowait(pod)
 
     async def stir(self) -> None:
         """Change something every second, as somebody does in every cluster: pods that wait are tried again then."""
