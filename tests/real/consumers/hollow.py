@@ -310,7 +310,16 @@ async def open_fleet(
             while not all(one.publisher.status()["annotations"] for one in fleet.nodes):
                 await asyncio.sleep(0.05)
         yield fleet
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await _ended(tasks)
         await asyncio.gather(*(client.delete(NODES, one.name) for one in fleet.nodes))
+
+
+async def _ended(tasks: Iterable["asyncio.Task[None]"]) -> None:
+    """End tasks, and say which do not end at once."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=5.0)
+        for task in left:
+            task.print_stack()
