@@ -14,6 +14,8 @@ import pytest
 
 from nodeplug.testing import Sandbox
 
+pytestmark = pytest.mark.xdist_group("leftovers")
+"""Every namespace of the machine is looked at, and the tests use one address."""
 OLD = 3600.0
 
 
