@@ -23,6 +23,7 @@ from nodeplug.kubeapi.resources import PODS, Object
 from nodeplug.kubeapi.watch import Watch
 
 _LABELS: Final = {"churn": "yes"}
+_SILENT: Final = 15.0
 _STAYS: Final = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 
 
@@ -92,6 +93,7 @@ class Churn:
             pod = self._pod(name, seconds if alone else None)
             made = await self.client.create(PODS, pod, "default")
             uid = made["metadata"]["uid"]
+            self._pods.setdefault(uid, made)
             phase = await self._until(uid, "Running", "Succeeded", "Failed")
             if phase == "Failed":
                 self.rejected[uid] = f"{name}: {self._pods[uid]['status'].get('message')}"
@@ -109,9 +111,24 @@ class Churn:
         """Wait until a pod is in one of these phases, and return it; the empty one is that of a pod that is gone."""
         news = self._news.setdefault(uid, asyncio.Event())
         while (phase := self._phase(uid)) not in phases:
-            await news.wait()
+            try:
+                async with asyncio.timeout(_SILENT):
+                    await news.wait()
+            except TimeoutError:
+                await self._look(uid)
             news.clear()
         return phase
+
+    async def _look(self, uid: str) -> None:
+        """Look at a pod of which nothing was heard for long."""
+        known = self._pods.get(uid)
+        if not known:
+            return
+        try:
+            found = await self.client.get(PODS, known["metadata"]["name"], "default")
+        except NotFound:
+            found = {}
+        self._note(uid, found if found and found["metadata"]["uid"] == uid else {})
 
     def _phase(self, uid: str) -> str:
         found = self._pods.get(uid, {"status": {"phase": "unknown"}})
