@@ -6,6 +6,7 @@ Refuses: to build it (see `make kubelet` and `make consumers`), and the API serv
 
 import http.client
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -207,7 +208,9 @@ class KubeletProcess:
 
     def _healthy(self) -> bool:
         if self._process is None or self._process.poll() is not None:
-            raise PluginError(f"kubelet ended:\n{self.log[-4000:]}")
+            said = self.log
+            why = [line for line in said.splitlines() if re.match(r"F\d{4} ", line)]  # what klog.Fatal wrote
+            raise PluginError(f"kubelet ended: {' '.join(why[-1:])}\n{said[-4000:]}")
         try:
             # Each port has its own server, and they begin in no order.
             return self._get("/healthz", 10248) == "ok" and bool(self._get("/pods", _READ_ONLY_PORT))
