@@ -21,9 +21,13 @@ OLD = 3600.0
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of reservations, one of libcni's cache, and one of namespaces."""
+    """A folder of reservations, one of libcni's cache, and one of namespaces.
+
+    The command runs in a network namespace of its own, where no other test has left a rule.
+    """
 
     folder: Path
+    host: Path
 
     def reserve(self, address: str, container: str = "c1", age: float = OLD) -> Path:
         """Reserve an address as the reference's host-local does."""
@@ -45,7 +49,8 @@ class Place:
 
     def run(self, *options: str) -> str:
         folders = ["--data-dir", str(self.folder / "networks"), "--cache-dir", str(self.folder / "results")]
-        command = [sys.executable, "-m", "nodeplug", "net", "gc", *folders, *options]
+        inside = ["nsenter", f"--net={self.host}", "--"]
+        command = [*inside, sys.executable, "-m", "nodeplug", "net", "gc", *folders, *options]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "250"})
         return done.stdout
 
@@ -54,8 +59,9 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> Iterator[Place]:
+    with Sandbox(tmp_path / "host") as host:
+        yield Place(tmp_path, host.path)
 
 
 @pytest.fixture

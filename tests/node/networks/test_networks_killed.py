@@ -4,6 +4,7 @@ Some end with a DEL, which is repeated until it succeeds, as kubelet does; of so
 `NODEPLUG_NETWORK_LIVES` is how many there are.
 """
 
+import itertools
 import os
 import random
 import threading
@@ -91,11 +92,12 @@ def test_lives_with_a_daemon_that_is_killed_at_any_moment_leave_nothing(pods: Po
     killer.start()
     attached = 0
     try:
-        for life in range(LIVES):
+        for life in itertools.count():
+            if life >= LIVES and killer.kills >= LIVES / 4:  # an idle machine lives faster than daemons start
+                break
             attached += live(pods, f"life{life}", forgotten=chance.random() < FORGOTTEN)
     finally:
         killer.stop()
-    print(f"{LIVES} lives, {attached} attached, {killer.kills} kills, seed {seed}")  # noqa: T201 - with -rP
+    print(f"{life} lives, {attached} attached, {killer.kills} kills, seed {seed}")  # noqa: T201 - with -rP
     until(lambda: inventory(pods).since(before) == [], found=lambda: "\n".join(inventory(pods).since(before)))
     assert attached > 0
-    assert killer.kills > LIVES / 10
