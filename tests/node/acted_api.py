@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._bind(where, body)
         elif watches:
             self._head(200, None)
-            self._stream(store.watched(where, selector, int(query.get("resourceVersion") or 0), 300))
+            self._stream(where, store.watched(where, selector, int(query.get("resourceVersion") or 0), 300))
         elif where.name:
             found = store.get(where)
             self._send(200, found) if found is not None else self._refuse(404, "NotFound")
@@ -181,9 +181,11 @@ class _Handler(BaseHTTPRequestHandler):
             page = (int(query.get(key) or 0) for key in ("continue", "limit"))
             self._send(200, store.listed(where, selector, *page))
 
-    def _stream(self, events: Iterator[Object]) -> None:
+    def _stream(self, where: Where, events: Iterator[Object]) -> None:
         self.api.watching.add(self.connection)
         try:
+            if self.api.fault and self.api.affects(self.command, where):  # it began between a look at this and the cut
+                return
             for event in events:
                 self.wfile.write(json.dumps(event).encode() + b"\n")
         finally:

@@ -23,7 +23,7 @@ OLD = 3600.0
 class Place:
     """A folder of reservations, one of libcni's cache, and one of namespaces.
 
-    The command runs in a network namespace of its own, where no other test has left a rule.
+    The command runs in a network namespace of its own, and looks at folders of its own: other tests use the usual ones.
     """
 
     folder: Path
@@ -48,7 +48,8 @@ class Place:
         (cache / f"net-{container}-eth0").write_text(json.dumps({**known, "netns": str(netns)}))
 
     def run(self, *options: str) -> str:
-        folders = ["--data-dir", str(self.folder / "networks"), "--cache-dir", str(self.folder / "results")]
+        places = {"data": "networks", "cache": "results", "tuning": "tuning", "run": "run"}
+        folders = [word for name, place in places.items() for word in (f"--{name}-dir", str(self.folder / place))]
         inside = ["nsenter", f"--net={self.host}", "--"]
         command = [*inside, sys.executable, "-m", "nodeplug", "net", "gc", *folders, *options]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "250"})
