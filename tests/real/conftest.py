@@ -101,34 +101,32 @@ def private_node(make_private_node: Callable[..., PrivateNode], short_path: Path
         yield node
 
 
-@pytest.fixture(scope="module")
-def cluster(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[ControlPlane]:
-    """A control plane with rights and without a kubelet, on a private node of its own, for the tests of one file."""
-    programs = consumer("kubernetes")
+@contextmanager
+def control_plane(make: Callable[..., PrivateNode], programs: Path, **options: Any) -> Iterator[ControlPlane]:
+    """Start a control plane without a kubelet, on a private node of its own."""
     need(etcd="etcd-server")
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     try:
-        with make_private_node(folder / "n") as node:
+        with make(folder / "n") as node:
             (folder / "p").mkdir()
-            with ControlPlane(node, folder / "p", programs, authorization="Node,RBAC") as made:
+            with ControlPlane(node, folder / "p", programs, **options) as made:
                 yield made
     finally:
         folders.remove(folder)
+
+
+@pytest.fixture(scope="module")
+def cluster(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[ControlPlane]:
+    """A control plane with rights, for the tests of one file."""
+    with control_plane(make_private_node, consumer("kubernetes"), authorization="Node,RBAC") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def control(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[ControlPlane]:
-    """An API server and nothing else, on a private node."""
-    programs = consumer("kubernetes")
-    need(etcd="etcd-server")
-    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
-    try:
-        with make_private_node(folder / "n") as node:
-            (folder / "p").mkdir()
-            with ControlPlane(node, folder / "p", programs, controllers=False) as made:
-                yield made
-    finally:
-        folders.remove(folder)
+    """An API server and nothing else, for the tests of one file."""
+    with control_plane(make_private_node, consumer("kubernetes"), controllers=False) as made:
+        yield made
 
 
 def cached(builder: str, *arguments: str) -> Path:
