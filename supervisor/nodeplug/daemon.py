@@ -101,7 +101,7 @@ class Daemon:
         self._parts, self._configuration, self._paths = parts, parts.configuration, parts.paths
         self._predecessor, self._stop = parts.predecessor, parts.stop
         handlers = {"cni": parts.cni.handle, "flex": parts.flex.handle, "control": self._control}
-        self._server = ExecServer(self._paths.exec_socket, handlers)
+        self._server = ExecServer(self._paths.exec_socket, handlers, in_threads={"cni"})
         self._handover = parts.handover(self._server)
         self._server.succession = self._handover.yield_to
         self._reprobing = Lane(f"the folder of volume drivers {self._paths.flexvolume}")

@@ -77,11 +77,13 @@ def serve(
     import asyncio
 
     from nodeplug.first_lists import find
+    from nodeplug.process.turns import TurnLoop
 
     if take_over and succeed is None:
         succeed = _place(config, root)
     note = find(config, root) if succeed is None else None  # the predecessor serves, until it hands over
-    status = asyncio.run(_serve(config, root, note, succeed, take_over))
+    with asyncio.Runner(loop_factory=TurnLoop) as runner:
+        status = runner.run(_serve(config, root, note, succeed, take_over))
     _leave_threads_behind(status)
     return status
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug.contract.errors import TryAgain
+from nodeplug.process.turns import on_the_loop
 
 _PER_FREE: Final = (6, 4, 2)
 """Places that a plugin, a direction and a network may hold for each free place."""
@@ -32,7 +33,8 @@ class _Ticket:
     verb: str
     network: str
     claim: str
-    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    admitted: bool = False
+    turn: asyncio.Future[None] | None = None
     kin: tuple[Hashable, ...] = ()
 
     def __post_init__(self) -> None:
@@ -105,11 +107,14 @@ class Admission:
             self._admit()
 
     async def _wait(self, ticket: _Ticket) -> None:
-        if ticket.turn.done():
+        if ticket.admitted:
             return
+        await on_the_loop()
+        ticket.turn = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self.patience):
-                await ticket.turn
+                if not ticket.admitted:
+                    await ticket.turn
         except TimeoutError:
             raise TryAgain(
                 f"no place for this {ticket.verb} within {self.patience:g} s: {len(self._inside)} CNI calls run, "
@@ -132,7 +137,8 @@ class Admission:
                 continue
             self._queue.leave(ticket)
             self._inside.take(ticket)
-            if not ticket.turn.done():
+            ticket.admitted = True
+            if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_result(None)
 
     def _fits(self, ticket: _Ticket) -> bool:

@@ -24,6 +24,7 @@ from nodeplug.cni.spool_watch import SpoolWatch
 from nodeplug.contract.errors import TryAgain
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.process.lane import Lane, Unanswered
+from nodeplug.process.turns import on_the_loop
 
 LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 2.0
@@ -142,6 +143,7 @@ class Spool:
 
     async def _replay(self, pending: _Pending, serve: Serve) -> str:
         """Run one replay, or join one in progress; return why it failed, or an empty string."""
+        await on_the_loop()
         if pending.replay is None:
             pending.replay = asyncio.create_task(self._attempt(pending, serve), name=f"replay {pending.key}")
         return await asyncio.shield(pending.replay)

@@ -137,10 +137,10 @@ class Arrival:
         return bool(data)
 
 
-async def readable(peer: socket.socket, ready: "asyncio.Future[None] | None" = None) -> None:
-    """Wait until there is something to read or to accept, or `ready` is done."""
+async def readable(peer: socket.socket) -> None:
+    """Wait until there is something to read."""
     loop = asyncio.get_running_loop()
-    future = loop.create_future() if ready is None else ready
+    future = loop.create_future()
 
     def resolve() -> None:
         if not future.done():

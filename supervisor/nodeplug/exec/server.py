@@ -13,19 +13,21 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from nodeplug.contract.errors import Ending, NotSupported, PluginError, TryAgain, clip, wire
 from nodeplug.contract.netns import Netns
-from nodeplug.exec.arrival import Arrival, readable
+from nodeplug.exec.arrival import Arrival
+from nodeplug.exec.doorway import Doorway
 from nodeplug.exec.frame import SUCCESSION, Frame, Reply
 from nodeplug.exec.listening import Identity, listen
 from nodeplug.hosting.call import has_hung_up, new_request_id, set_caller
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane, Unanswered
+from nodeplug.process.turns import ThreadTask, TurnLoop, on_the_loop
 
 LOG: Final = logging.getLogger(__name__)
 Handler = Callable[[Frame, tuple[Netns, ...]], Awaitable[Reply]]
@@ -39,8 +41,6 @@ ALIVE: Final = "alive"
 """The style that is answered at once, without a handler: it distinguishes a busy daemon from a stopped one."""
 _LOOK: Final = 0.5
 """Seconds between two checks that the socket is still at its path (one stat(2))."""
-_AGAIN: Final = 0.1
-"""Seconds between two attempts to accept while that fails."""
 _SILENCE: Final = 10.0
 _GRACE: Final = 2.0
 
@@ -63,25 +63,33 @@ class ExecServer:
     Args:
         path: where to listen; the folder is created if it is missing.
         handlers: by style ("cni", "flex", "control").
+        in_threads: styles whose handlers begin in the thread of a connection, and go on on the loop before they wait.
         silence: seconds after which a caller that has not sent its whole frame is dropped.
 
     Attributes:
         succession: answers a daemon that asks for this one's place: told its socket, which it owns, and its process id.
     """
 
-    def __init__(self, path: Path, handlers: Mapping[str, Handler], *, silence: float = _SILENCE) -> None:
+    def __init__(
+        self,
+        path: Path,
+        handlers: Mapping[str, Handler],
+        *,
+        in_threads: Collection[str] = (),
+        silence: float = _SILENCE,
+    ) -> None:
         self.path = path
         self._handlers = handlers
+        self._in_threads = in_threads
         self._silence = silence
         self.succession: Callable[[int, int], Awaitable[Reply]] | None = None
         self._listener: socket.socket | None = None
         self._identity: Identity = (0, 0)
         self._folder = Lane("the folder of the exec socket")
-        self._idle: asyncio.Future[None] | None = None
-        self._open = asyncio.Event()
-        self._open.set()
-        self._connections: set[asyncio.Task[None]] = set()
-        self._reading: dict[Arrival, asyncio.Task[None]] = {}
+        self._doorway: Doorway | None = None
+        self._stopped = asyncio.Event()
+        self._connections: dict[Arrival, ThreadTask] = {}
+        self._reading: dict[Arrival, ThreadTask] = {}
         self._calls = 0
         self._refused: set[int] = set()
         self._trouble = ""
@@ -113,28 +121,26 @@ class ExecServer:
 
         The caller of the request in whose task this is called does not count; it gets its answer later.
         """
-        self._open.clear()
-        self._wake()
-        others = self._connections - {asyncio.current_task()}
+        if self._doorway is not None:
+            self._doorway.shut()
+        others = {task.ended for task in self._connections.values() if not task.is_current}
         if others:
             await asyncio.wait(others, timeout=seconds)
-        silent = {self._reading[arrival] for arrival in self._reading if arrival.silent}
-        busy = self._connections - silent - {asyncio.current_task()}
-        return not busy
+        silent = {arrival for arrival in self._reading if arrival.silent}
+        return all(task.is_current or arrival in silent for arrival, task in self._connections.items())
 
     def resume(self) -> None:
         """Accept again."""
-        self._open.set()
+        if self._doorway is not None:
+            self._doorway.open()
 
     async def release(self, grace: float) -> socket.socket | None:
         """Give up the socket to a successor without closing it, after `grace` seconds for answers on their way."""
         listener, self._listener = self._listener, None
-        self._open.set()
-        self._wake()
+        self._stopped.set()
         while self._evict():
             pass
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=grace)
+        await self._ended(grace)
         return listener
 
     async def keep_listening(self) -> None:
@@ -177,30 +183,29 @@ class ExecServer:
             listener.close()
             return
         self._listener, self._identity = listener, identity
-        self._close(former)
-
-    def _close(self, listener: socket.socket) -> None:
-        asyncio.get_running_loop().remove_reader(listener)
-        listener.close()
-        self._wake()
-
-    def _wake(self) -> None:
-        """Have `serve` look again whether there is a socket, and whether it is to accept."""
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+        former.close()
+        if self._doorway is not None:
+            self._doorway.look_again()
 
     async def serve(self) -> None:
-        """Accept until cancelled, or until `stop`."""
-        while (peer := await self._accept()) is not None:
-            if len(self._reading) >= READING:
-                self._evict()
-            arrival = Arrival(peer)
-            task = asyncio.create_task(self._connection(arrival), name="exec-connection")
-            self._reading[arrival] = task
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-            task.add_done_callback(arrival.end)  # also for a task that is cancelled before its first step
-            await asyncio.sleep(0)  # it reads what has arrived before others can evict it
+        """Accept until cancelled, or until `stop`; on a loop that lends its turns.
+
+        Raises:
+            TypeError: the running loop does not.
+        """
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, TurnLoop):
+            raise TypeError("calls are served on a nodeplug.process.turns.TurnLoop")
+        self._doorway = Doorway(loop, self._listening, lambda: self._accept(loop))
+        try:
+            await self._stopped.wait()
+        finally:
+            self._doorway.close()
+            self._doorway = None
+
+    def _listening(self) -> int:
+        listener = self._listener
+        return -1 if listener is None else listener.fileno()
 
     def _evict(self) -> bool:
         """Drop the connection that is least likely to be a call; return whether there was one."""
@@ -208,21 +213,43 @@ class ExecServer:
             return False
         # First refused ones, which have their reply; then silent ones; the oldest first.
         arrival = min(self._reading, key=lambda arrival: (not arrival.refused, not arrival.silent))
-        self._reading.pop(arrival).cancel()
+        self._cancel(arrival, self._reading.pop(arrival))
         return True
 
-    async def _accept(self) -> socket.socket | None:
-        while await self._open.wait() and (listener := self._listener) is not None:
-            try:
-                return listener.accept()[0]
-            except BlockingIOError:
-                self._tell_accepting("")
-                self._idle = asyncio.get_running_loop().create_future()
-                await readable(listener, self._idle)
-            except OSError as error:  # such as EMFILE: temporary
-                self._tell_accepting(error.strerror or str(error))
-                await asyncio.sleep(_AGAIN)
-        return None
+    def _cancel(self, arrival: Arrival, task: ThreadTask) -> None:
+        task.cancel()
+        if task.ended.done():  # it had not begun
+            self._forget(arrival)
+
+    def _forget(self, arrival: Arrival) -> None:
+        self._reading.pop(arrival, None)
+        self._connections.pop(arrival, None)
+        arrival.end()
+
+    async def _ended(self, grace: float) -> bool:
+        """Wait for the connections, for so many seconds; return whether none is left."""
+        if self._connections:
+            await asyncio.wait({task.ended for task in self._connections.values()}, timeout=grace)
+        return not self._connections
+
+    def _accept(self, loop: TurnLoop) -> ThreadTask | None:
+        """Accept one caller; None if there is none. Raises OSError while that fails."""
+        if self._listener is None:
+            return None
+        try:
+            peer = self._listener.accept()[0]
+        except BlockingIOError:
+            self._tell_accepting("")
+            return None
+        except OSError as error:
+            self._tell_accepting(error.strerror or str(error))
+            raise
+        if len(self._reading) >= READING:
+            self._evict()
+        arrival = Arrival(peer)
+        task = ThreadTask(loop, self._connection(arrival))
+        self._reading[arrival] = self._connections[arrival] = task
+        return task
 
     def _tell_accepting(self, trouble: str) -> None:
         """Log once that callers cannot be accepted, and once that they are again."""
@@ -239,14 +266,14 @@ class ExecServer:
             return
         with suppress(OSError, Unanswered):
             await self._folder.run(self._remove)
-        self._close(listener)
+        self._stopped.set()
+        listener.close()
         while self._evict():
             pass
-        if self._connections:
-            _, late = await asyncio.wait(self._connections, timeout=grace)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        if not await self._ended(grace):
+            for arrival, task in list(self._connections.items()):
+                self._cancel(arrival, task)
+            await self._ended(grace)
 
     async def _connection(self, arrival: Arrival) -> None:
         try:
@@ -254,7 +281,7 @@ class ExecServer:
         except Exception:
             LOG.exception("a connection on %s failed", self.path)
         finally:
-            self._reading.pop(arrival, None)
+            self._forget(arrival)
 
     async def _serve_one(self, arrival: Arrival) -> None:
         peer = arrival.peer
@@ -262,8 +289,7 @@ class ExecServer:
         try:
             if uid not in {0, os.geteuid()}:
                 raise self._stranger(uid)
-            async with asyncio.timeout(None if arrival.is_whole else self._silence):
-                frame = await arrival.frame()
+            frame = await self._frame(arrival)
             if frame is None or _has_left(peer, frame):
                 return
             set_caller(peer)
@@ -280,6 +306,13 @@ class ExecServer:
         finally:
             arrival.close()
         await _send(peer, reply)
+
+    async def _frame(self, arrival: Arrival) -> Frame | None:
+        if arrival.is_whole:
+            return await arrival.frame()
+        await on_the_loop()
+        async with asyncio.timeout(self._silence):
+            return await arrival.frame()
 
     async def _call(self, frame: Frame, arrival: Arrival) -> Reply:
         # Requests to the daemon itself are short, and show what all others wait for.
@@ -304,6 +337,7 @@ class ExecServer:
 
     async def _refuse(self, arrival: Arrival, error: PluginError, *, quiet: bool) -> None:
         """Answer an incomplete frame; discard what still arrives, so that the caller can read the reply."""
+        await on_the_loop()
         arrival.refused = True
         request = "" if quiet else new_request_id()
         if not quiet:
@@ -319,6 +353,8 @@ class ExecServer:
     async def _answer(self, frame: Frame, arrival: Arrival) -> Reply:
         if frame.style == ALIVE:
             return Reply()
+        if frame.style not in self._in_threads:
+            await on_the_loop()
         try:
             if frame.style == SUCCESSION and self.succession is not None:
                 return await self.succession(arrival.descriptor(), arrival.credentials()[0])
@@ -360,6 +396,7 @@ async def _send(peer: socket.socket, reply: Reply) -> None:
         with suppress(BlockingIOError, InterruptedError):
             data = data[peer.send(data) :]
         if data:
+            await on_the_loop()
             async with asyncio.timeout(_SILENCE):
                 await asyncio.get_running_loop().sock_sendall(peer, data)
     except (OSError, TimeoutError) as error:

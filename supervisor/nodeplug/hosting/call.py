@@ -38,6 +38,7 @@ class Call:
         started: `time.monotonic()` at arrival.
         mask: hides secrets in any text about the request.
         stderr: what foreign programs wrote, to be passed on to the caller of an exec protocol.
+        ended: `time.monotonic()` when it was answered; 0 before.
         pod: for whom, where its caller has said so and nobody else could have.
     """
 
@@ -51,11 +52,17 @@ class Call:
     mask: Callable[[str], str] = str
     stderr: bytearray = field(default_factory=bytearray)
     pod: "Pod | None" = None
+    ended: float = 0.0
 
     @property
     def age(self) -> float:
-        """Seconds since arrival."""
-        return time.monotonic() - self.started
+        """Seconds since arrival, until its end."""
+        return (self.ended or time.monotonic()) - self.started
+
+    @property
+    def ended_ago(self) -> float:
+        """Seconds since it was answered; 0 before."""
+        return time.monotonic() - self.ended if self.ended else 0.0
 
 
 CURRENT: Final[ContextVar[Call | None]] = ContextVar("nodeplug_call", default=None)

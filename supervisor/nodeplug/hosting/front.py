@@ -6,6 +6,7 @@ Refuses: wire formats (a front decodes before and encodes after), plugin code (t
 
 import asyncio
 import logging
+import time
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Final, Protocol, TypeVar
 from nodeplug.contract.errors import PluginError, clip
 from nodeplug.hosting.call import Call
 from nodeplug.process.aside import aside
+from nodeplug.process.turns import on_the_loop, stepping
 
 LOG: Final = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -53,13 +55,17 @@ class Front:
             answer = await work
         except PluginError as error:
             failure = error
+            await on_the_loop()
             await _hide(call, failure)
             failure.request = self._log(call, failure)
         except Exception as error:
             failure = _stray(call, error)
         else:
             self._reasons.pop((call.verb, call.claim), None)
-            asyncio.get_running_loop().call_soon(self.runner.finished, call, None)  # the caller's answer goes first
+            call.ended = time.monotonic()
+            task = stepping()  # the caller's answer goes first
+            then = asyncio.get_running_loop().call_soon if task is None else task.loop.leave
+            then(self.runner.finished, call, None)
             return answer
         self.runner.finished(call, failure)
         raise failure

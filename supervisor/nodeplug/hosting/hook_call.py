@@ -5,17 +5,20 @@ and reporting its end to the loop.
 Refuses: decisions: who may be called, and for how long, is the runner's.
 """
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeplug.contract.errors import PluginError, TryAgain, bounded
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.hosting.strays import Strays
+from nodeplug.process.turns import ThreadTask, loop_of_caller
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Entered(Protocol):
@@ -39,6 +42,7 @@ class HookCall:
         seconds: its deadline.
         inside: the plugins that the thread is inside, by section.
         outcome: done, on the loop, when the hook has really ended.
+        leave: called when the outcome is done.
         work: what `run` does; a hook in another process may have begun already, and is waited for.
     """
 
@@ -59,13 +63,15 @@ class HookCall:
         self.key = call.key
         self.seconds = seconds
         self.inside: dict[str, Entered] = {}
-        self.loop = asyncio.get_running_loop()
+        self.loop = loop_of_caller()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
+        self.leave: Callable[[], None] = lambda: None
         self._strays = strays
         self.work = work
         self._done = done
         self._context = copy_context()
         self._begun = time.monotonic()
+        self._ended: tuple[Any, PluginError | None] = None, None
 
     @property
     def age(self) -> float:
@@ -87,15 +93,28 @@ class HookCall:
             text = f"the daemon cannot start another thread ({error}); raise its TasksMax, or call less at once"
             self.loop.call_soon(self._resolve, None, TryAgain(text))
 
+    async def run_in(self, task: ThreadTask) -> Any:
+        """Run the hook in the thread of a task, whose coroutine calls this, and return its answer.
+
+        Raises:
+            TimeoutError: it takes longer than it may.
+            PluginError: what it raised.
+        """
+        await task.away(lambda: self._context.run(self._run_named), lambda: self._resolve(*self._ended), self.seconds)
+        return self.outcome.result()
+
     def run(self) -> tuple[Any, PluginError | None]:
         """Run the hook in this thread, which has the name of the call meanwhile; return its answer or its error."""
+        self._run_named()
+        with suppress(RuntimeError):  # the loop is closed: the daemon is ending and nobody waits
+            self.loop.call_soon_threadsafe(self._resolve, *self._ended)
+        return self._ended
+
+    def _run_named(self) -> None:
         thread = threading.current_thread()
         before, thread.name = thread.name, self.name
-        answer, error = self._worked()
+        self._ended = self._worked()
         thread.name = before
-        with suppress(RuntimeError):  # the loop is closed: the daemon is ending and nobody waits
-            self.loop.call_soon_threadsafe(self._resolve, answer, error)
-        return answer, error
 
     def finish(self, work: Callable[[], Any], *, at_once: bool) -> None:
         """End a call that runs elsewhere with what `work` returns or raises: on the loop, or in a new thread."""
@@ -126,6 +145,7 @@ class HookCall:
             self.outcome.set_result(answer)
         else:
             self.outcome.set_exception(error)
+        self.leave()
 
 
 INSIDE: Final[ContextVar[HookCall | None]] = ContextVar("nodeplug_inside", default=None)

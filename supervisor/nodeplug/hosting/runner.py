@@ -1,11 +1,12 @@
 """The only caller of plugin code.
 
-Owns: one new daemon thread per call, admission (a call waits until its slot admits it, and goes to the claim's owner at
-that time), the answer in time, the check of what a hook returns, and turning stray exceptions into a PluginError.
+Owns: a thread for each call, admission (a call waits until its slot admits it, and goes to the claim's owner at that
+time), the answer in time, the check of what a hook returns, and turning stray exceptions into a PluginError.
 Refuses: pools (a thread in D state or in a foreign namespace must never be reused), plugin code on the event loop,
 wire formats, and deciding who may be called (the slot's).
 
-A new thread makes namespace hygiene structural: it enters the caller's network namespace and ends with the call.
+The thread is new, or that of the request (`nodeplug.process.turns`), which has called nobody before. This makes
+namespace hygiene structural: it enters the caller's network namespace and ends with the call.
 A call past its deadline is answered DeadlineExceeded. Its thread is left behind, visible by name; until it really ends,
 its key stays busy and its descriptors stay open, so that their numbers cannot be reused under it.
 """
@@ -24,6 +25,7 @@ from nodeplug.hosting.hook_call import INSIDE, HookCall
 from nodeplug.hosting.slot import Instance, Route
 from nodeplug.hosting.strays import Strays
 from nodeplug.loading.answers import check_answer
+from nodeplug.process.turns import on_the_loop, stepping
 
 Hook = Callable[..., Any]
 Way = Route | Instance
@@ -92,7 +94,7 @@ class Runner:
         around: Callable[[Hook], Hook] | None = None,
         start: Callable[[HookCall], None] | None = None,
     ) -> Any:
-        """Call one hook in a thread of its own, wait for its answer, and check it against the contract.
+        """Call one hook in a thread, wait for its answer, and check it against the contract.
 
         Args:
             route: the plugin that owns the claim; after a reload the call goes to the new owner.
@@ -103,7 +105,8 @@ class Runner:
             done: closes what the call owns: called once, in the thread, when the hook has ended or is not reached.
             around: makes what is called instead of the hook, from the hook of the instance that gets the call; in its
                 thread.
-            start: has `run` called in a thread where nothing else runs meanwhile; None: in a new one, if one is needed.
+            start: has `run` called in a thread where nothing else runs meanwhile; None: in that of the request if it
+                has one, else in a new one, if one is needed.
 
         Raises:
             DeadlineExceeded: the hook did not end in time; it is still running.
@@ -161,6 +164,8 @@ class Runner:
         start: Callable[[HookCall], None] | None,
     ) -> Any:
         try:
+            if (task := stepping()) is not None and task.used_up:
+                await on_the_loop()
             if route.slot.overdue:
                 route.slot.check_quarantine()
             admitted = await self._admitted(route, call.key, route.slot.deadline(hook))
@@ -182,6 +187,7 @@ class Runner:
         now = route.now()
         if now.slot.obstacle(key, gated=isinstance(now, Route)) is None:
             return now
+        await on_the_loop()
         try:
             async with asyncio.timeout(seconds):
                 while True:
@@ -203,11 +209,16 @@ class Runner:
     ) -> Any:
         begun.inside[begun.plugin] = route
         route.slot.let_in(begun)
-        if not elsewhere(route, begun):
+        task = stepping()
+        if task is None and not elsewhere(route, begun):
             begun.begin(start)
+        elif task is not None and (worker := route.elsewhere(begun.hook)) is not None:
+            worker.announce()  # its thread is here already, and talks to it
         # shield: neither the deadline nor a cancelled caller may mark the hook as ended while its thread runs.
         # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the answer.
         try:
+            if task is not None:
+                return await begun.run_in(task)
             async with asyncio.timeout(begun.seconds):
                 return await asyncio.shield(begun.outcome)
         except TimeoutError:

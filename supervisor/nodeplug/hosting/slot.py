@@ -307,7 +307,7 @@ class Slot:
     def let_in(self, call: HookCall) -> None:
         """Keep a call inside until its hook has really ended."""
         self.calls[call.key] = call
-        call.outcome.add_done_callback(lambda _: self._let_out(call))
+        call.leave = lambda: self._let_out(call)
 
     def leave_behind(self, call: HookCall) -> None:
         """Note that nobody waits for a call any more, although its hook goes on."""

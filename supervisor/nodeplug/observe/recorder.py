@@ -32,7 +32,7 @@ class Recorder:
         if outcome == OK and call.verb in _ROUTINE:
             return
         ended = {"seconds": round(call.age, 6), "outcome": outcome, "error": clip(error, _TEXT_LIMIT)}
-        self._records.append(described(call) | ended | {"at": time.time()})
+        self._records.append(described(call) | ended | {"at": time.time() - call.ended_ago})
 
     def latest(self) -> list[dict[str, Any]]:
         """Return the recorded calls, newest first, as JSON values."""

@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from nodeplug.contract.errors import TryAgain
+from nodeplug.process.turns import on_the_loop
 
 PATIENCE: Final = 2.0
 """Seconds that one piece of work may take before an answer is given without it."""
@@ -65,6 +66,7 @@ class Lane:
         Raises:
             Unanswered: it has not come back in time and may still be done, or an earlier one has not and it never is.
         """
+        await on_the_loop()
         begun, piece = time.monotonic(), self.begin(work)
         ended = _awaitable(piece)
         try:

@@ -23,6 +23,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.install.native import compile_one
 from nodeplug.install.scripts import Scripts, led_by, program_name
+from nodeplug.process.turns import TurnLoop
 
 _PATIENCE: Final = 60.0
 T = TypeVar("T")
@@ -125,7 +126,9 @@ class ExecRoad:
             PluginError: another server listens on the socket.
         """
         self.spool.prepare()
-        server = ExecServer(self.socket, {"cni": self.service.handle, **self.handlers}, silence=self._silence)
+        handlers = {"cni": self.service.handle, **self.handlers}
+        in_threads = {style for style, handler in handlers.items() if handler == self.service.handle}
+        server = ExecServer(self.socket, handlers, in_threads=in_threads, silence=self._silence)
         self._serving = _Serving(server, self.service if replay else None)
         self._serving.begin()
         return self
@@ -176,7 +179,7 @@ class _Serving:
 
     server: ExecServer
     spooler: CniService | None
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    loop: asyncio.AbstractEventLoop = field(default_factory=TurnLoop)
     thread: threading.Thread | None = None
 
     def begin(self) -> None:

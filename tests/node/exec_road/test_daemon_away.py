@@ -194,6 +194,7 @@ DYING = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from nodeplug.exec.server import ExecServer
+from nodeplug.process.turns import TurnLoop
 
 async def die(frame, namespaces):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -204,7 +205,8 @@ async def main():
     print("up", flush=True)
     await server.serve()
 
-asyncio.run(main())
+with asyncio.Runner(loop_factory=TurnLoop) as runner:
+    runner.run(main())
 """
 
 

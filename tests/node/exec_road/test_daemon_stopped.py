@@ -19,6 +19,7 @@ SERVER = """
 import asyncio, sys
 from pathlib import Path
 from nodeplug.exec.server import ExecServer
+from nodeplug.process.turns import TurnLoop
 from nodeplug.exec.frame import Reply
 
 async def serve_one(frame, namespaces):
@@ -33,7 +34,8 @@ async def main():
     print("up", flush=True)
     await server.serve()
 
-asyncio.run(main())
+with asyncio.Runner(loop_factory=TurnLoop) as runner:
+    runner.run(main())
 """
 
 
