@@ -28,7 +28,7 @@ class Running:
     def begun(self, coroutine: Coroutine[Any, None, None]) -> ThreadTask:
         """Return a task whose steps another thread makes from now on."""
         task = self.task(coroutine)
-        threading.Thread(target=task.run, name="its own", daemon=True).start()
+        threading.Thread(target=task.run, args=(lambda: None,), name="its own", daemon=True).start()
         return task
 
     def on_the_loop(self, work: Callable[[], object]) -> None:
@@ -116,7 +116,7 @@ def test_what_is_called_in_a_lent_turn_wakes_the_loop(running: Running) -> None:
     async def steps() -> None:
         loop_of_caller().call_soon(called.set)
 
-    running.task(steps()).run()
+    running.task(steps()).run(lambda: None)
     assert called.wait(10)
 
 
@@ -128,7 +128,7 @@ def test_what_is_left_to_the_loop_is_done_before_what_comes_later(running: Runni
         for number in range(count):
             running.loop.leave(done.append, number)
 
-    running.task(steps()).run()
+    running.task(steps()).run(lambda: None)
     running.on_the_loop(lambda: done.append(count))
     assert done == list(range(count + 1))
 
@@ -139,7 +139,7 @@ def test_what_is_left_to_the_loop_is_done_although_nothing_wakes_it(running: Run
     async def steps() -> None:
         running.loop.leave(done.set)
 
-    running.task(steps()).run()
+    running.task(steps()).run(lambda: None)
     assert done.wait(10)
 
 
@@ -171,10 +171,24 @@ def test_a_thread_that_was_away_is_used_up_and_another_is_not(running: Running) 
         await on_the_loop()
 
     first, second = running.task(away()), running.task(steps())
-    first.run()
-    second.run()
+    first.run(lambda: None)
+    second.run(lambda: None)
     assert first.used_up
     assert not second.used_up
+
+
+@pytest.mark.parametrize("away", [0, 1, 3])
+def test_what_comes_before_the_thread_is_away_is_done_once(running: Running, away: int) -> None:
+    done: list[str] = []
+
+    async def steps() -> None:
+        task = stepping()
+        assert task is not None
+        for _ in range(away):
+            await task.away(lambda: done.append("away"), lambda: None, 10)
+
+    running.task(steps()).run(lambda: done.append("before"))
+    assert done == ["before", *["away"] * away]
 
 
 def test_the_turn_is_free_while_a_thread_is_away(running: Running) -> None:
@@ -275,7 +289,7 @@ def test_a_task_that_is_cancelled_before_its_first_step_makes_none(running: Runn
     task = running.task(steps())
     running.on_the_loop(task.cancel)
     assert task.ended.done()
-    task.run()
+    task.run(lambda: None)
     assert not seen
 
 

@@ -26,7 +26,6 @@ class Arrival:
     """What one caller has sent so far. Descriptors that are not handed over get closed."""
 
     def __init__(self, peer: socket.socket) -> None:
-        peer.setblocking(False)
         self.peer = peer
         self.refused = False
         self._data = bytearray()
@@ -125,7 +124,7 @@ class Arrival:
 
     def _read(self) -> bool:
         """Read what is there; False at the end. Raises BlockingIOError if nothing is, and ConnectionError."""
-        data, fds, flags = receive(self.peer, _CHUNK, _DESCRIPTORS)  # the kernel drops descriptors that do not fit
+        data, fds, flags = receive(self.peer, _CHUNK, _DESCRIPTORS, socket.MSG_DONTWAIT)  # what does not fit is dropped
         room = _DESCRIPTORS - len(self._descriptors)
         self._descriptors += fds[:room]
         for fd in fds[room:]:

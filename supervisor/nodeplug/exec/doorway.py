@@ -15,7 +15,7 @@ from typing import Final
 
 from nodeplug.process.turns import ThreadTask, TurnLoop
 
-_SPARE: Final = 3
+SPARE: Final = 3
 """Threads that stand in the line while nobody calls: starting one takes as long as a short call."""
 _AGAIN: Final = 0.1
 """Seconds between two attempts to accept while that fails, or to start a thread."""
@@ -69,7 +69,7 @@ class Doorway:
 
     def _fill(self) -> None:
         """Start threads until there are enough in the line; what none can be started for is done on the loop."""
-        while not self._closed and self._standing < _SPARE:
+        while not self._closed and self._standing < SPARE:
             self._count(1)
             try:
                 threading.Thread(target=self._stand, name="exec:door", daemon=True).start()
@@ -89,20 +89,25 @@ class Doorway:
         self._loop.call_later(_AGAIN, self._fill)
 
     def _stand(self) -> None:
-        while (task := self._next()) is not None:
-            task.run()
-            if task.used_up:
-                break
-            self._count(1)
+        """Stand in the line, serve a caller when it is this thread's turn, and stand there again if it can."""
+        used_up = False
+        while not used_up:
+            self._first.acquire()
+            task = self._awaited()
+            if task is None:
+                self._first.release()
+                self._count(-1)
+                return
+            task.run(self._give_way)
+            used_up = task.used_up
+            self._count(not used_up)
         self._fill()
 
-    def _next(self) -> ThreadTask | None:
-        """Stand in the line until there is a caller; return None when the line ends."""
-        with self._first:
-            task = self._awaited()
+    def _give_way(self) -> None:
+        """Let the next in the line wait for a caller, before a plugin is called: until then they would only compete."""
+        self._first.release()
         if not self._count(-1):
             self._fill()
-        return task
 
     def _awaited(self) -> ThreadTask | None:
         """Wait for a caller, as the first of the line."""

@@ -394,9 +394,10 @@ async def _send(peer: socket.socket, reply: Reply) -> None:
     data = reply.encode()
     try:
         with suppress(BlockingIOError, InterruptedError):
-            data = data[peer.send(data) :]
+            data = data[peer.send(data, socket.MSG_DONTWAIT) :]
         if data:
             await on_the_loop()
+            peer.setblocking(False)
             async with asyncio.timeout(_SILENCE):
                 await asyncio.get_running_loop().sock_sendall(peer, data)
     except (OSError, TimeoutError) as error:

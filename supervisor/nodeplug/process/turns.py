@@ -162,11 +162,21 @@ class ThreadTask:
         """Whether it is on the loop, and asks."""
         return self._task is not None and self._task is asyncio.current_task()
 
-    def run(self) -> None:
-        """Make the steps, in a thread that has no turn yet."""
-        while (away := self._turned()) is not None:
-            self.used_up = True
-            away.work()
+    def run(self, before_away: Callable[[], object]) -> None:
+        """Make the steps, in a thread that has no turn yet.
+
+        Args:
+            before_away: called once, before the thread is away for the first time, or when there is no more to do.
+        """
+        try:
+            while (away := self._turned()) is not None:
+                if not self.used_up:
+                    self.used_up = True
+                    before_away()
+                away.work()
+        finally:
+            if not self.used_up:
+                before_away()
 
     async def away(self, work: Callable[[], object], settle: Callable[[], object], seconds: float) -> None:
         """Do in the thread of this task, outside of its turn, what may block; called by its own coroutine.

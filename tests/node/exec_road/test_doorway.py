@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nodeplug import CniAdd, CniClaim, CniDel, CniResult, hookimpl
+from nodeplug.exec.doorway import SPARE
 from nodeplug.testing import ExecRoad
 from nodeplug.testing.waiting import until
 
@@ -62,7 +63,7 @@ def test_more_callers_than_threads_in_the_line_are_served_beside_each_other(road
 
 def test_a_call_without_a_hook_leaves_its_thread_in_the_line(road: ExecRoad, env: Env) -> None:
     serve(road, Plugin())
-    until(standing)
+    until(lambda: len(standing()) == SPARE)
     before = standing()
     for _ in range(5):
         assert road.call("test", env("STATUS"), CONFIG | {"cniVersion": "1.1.0"}).status == 0
