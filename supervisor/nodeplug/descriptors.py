@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 __all__ = ["Received", "receive"]
 
 _SIZE: Final = array.array("i").itemsize
+_CLOSED_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+"""A plain number: an operation on a flag of an enumeration takes as long as the system call."""
 
 
 class Received(NamedTuple):
@@ -32,7 +34,7 @@ class Received(NamedTuple):
 
 def receive(end: socket.socket, size: int, most: int, flags: int = 0) -> Received:
     """Receive at most `size` bytes and about as many descriptors as `most`; `flags` are those of recvmsg(2)."""
-    data, ancillary, told, _ = end.recvmsg(size, socket.CMSG_LEN(most * _SIZE), flags | socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, told, _ = end.recvmsg(size, socket.CMSG_LEN(most * _SIZE), flags | _CLOSED_ON_EXEC)
     if not ancillary:
         return Received(data, [], told)
     descriptors = array.array("i")

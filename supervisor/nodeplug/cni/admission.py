@@ -11,7 +11,6 @@ a plugin that holds none. So of 16 places, a network that hangs fills 11, a plug
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -47,26 +46,30 @@ class _Places(list[_Ticket]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: Counter[Hashable] = Counter()
+        self.held: dict[Hashable, int] = {}
 
     def take(self, ticket: _Ticket) -> None:
         self.append(ticket)
-        self.held.update(ticket.kin)
+        for kin in ticket.kin:
+            self.held[kin] = self.held.get(kin, 0) + 1
 
     def leave(self, ticket: _Ticket) -> None:
         """Remove a call if it is here."""
         if ticket in self:
             self.remove(ticket)
-            self.held.subtract(ticket.kin)
-            self.held = +self.held
+            for kin in ticket.kin:
+                self.held[kin] -= 1
+                if not self.held[kin]:
+                    del self.held[kin]
 
     def has_share(self, ticket: _Ticket, places: int) -> bool:
         """Return whether each group of the call may hold one more."""
         free = places - len(self)
-        return all(
-            self.held[kin] < per * free and (free > left or not self.held[kin])
-            for kin, per, left in zip(ticket.kin, _PER_FREE, _LEFT, strict=True)
-        )
+        for kin, per, left in zip(ticket.kin, _PER_FREE, _LEFT, strict=True):
+            held = self.held.get(kin, 0)
+            if held >= per * free or (held and free <= left):
+                return False
+        return True
 
 
 @dataclass(slots=True)
@@ -118,7 +121,7 @@ class Admission:
         except TimeoutError:
             raise TryAgain(
                 f"no place for this {ticket.verb} within {self.patience:g} s: {len(self._inside)} CNI calls run, "
-                f"{self._inside.held[ticket.claim]} of them for plugin {ticket.claim!r}, "
+                f"{self._inside.held.get(ticket.claim, 0)} of them for plugin {ticket.claim!r}, "
                 f"{sum(other.network == ticket.network for other in self._inside)} for network {ticket.network!r}; "
                 "see `nodeplug status` for the slow ones"
             ) from None

@@ -7,7 +7,6 @@ Refuses: files (`attachments` does those) and to fail a call: records are not th
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ class Records:
     attachments: Attachments
     at_once: bool = field(init=False)
     _lane: Lane = field(default_factory=lambda: Lane("the folder of attachment records"))
-    _adding: Counter[Key] = field(default_factory=Counter)
+    _adding: dict[Key, int] = field(default_factory=dict)
     _late: dict[Key, Callable[[], None]] = field(default_factory=dict)
     _catching_up: asyncio.Task[None] | None = None
 
@@ -77,12 +76,13 @@ class Records:
     @contextmanager
     def adding(self, key: Key) -> Iterator[None]:
         """Mark an ADD as in progress until its record is written."""
-        self._adding[key] += 1
+        self._adding[key] = self._adding.get(key, 0) + 1
         try:
             yield
         finally:
             self._adding[key] -= 1
-            self._adding = +self._adding
+            if not self._adding[key]:
+                del self._adding[key]
 
     def is_unsettled(self, key: Key) -> bool:
         """Whether the record of a key may be older than the attachment. Thread-safe."""
@@ -90,7 +90,7 @@ class Records:
 
     def is_adding(self, where: tuple[str, str, str]) -> bool:
         """Whether an ADD is in progress, of any plugin, for a network, container id and interface."""
-        return any((key.network, key.container_id, key.ifname) == where for key in self._adding)
+        return any((key.network, key.container_id, key.ifname) == where for key in list(self._adding))
 
     async def _write(self, key: Key, work: Callable[[], None]) -> None:
         self._late.pop(key, None)  # this write is newer

@@ -102,14 +102,14 @@ class CniService:
         if not owned:
             host = await self._host_of(frame)
             owned += await self._lookups.run(lambda: reopen(frame, host), late=close_all)
-        request = codec.decode(frame, tuple(owned), uses_netns=self._uses_netns(frame.name))
+        request = codec.decode(frame, tuple(owned), uses_netns=len(owned) > 1 or self._uses_netns(frame.name))
         if isinstance(request, CniStatus):
             return await self._status(request, owned, call)
         route = self.registry.route("cni", frame.name)
         if isinstance(request, CniAdd):
-            call.pod = pod_of_add(request)
-            with self._records.adding(_key(request)):
-                await self.spool.settle(_key(request), self.replay)
+            call.pod, key = pod_of_add(request), _key(request)
+            with self._records.adding(key):
+                await self.spool.settle(key, self.replay)
                 return await self._admitted(route, request, owned, call)
         return await self._admitted(route, request, owned, call)
 

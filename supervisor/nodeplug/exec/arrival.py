@@ -20,6 +20,8 @@ from nodeplug.exec.frame import HEADER, LIMIT, Frame, body_size
 _CREDENTIALS: Final = struct.Struct("3i")
 _DESCRIPTORS: Final = 2
 _CHUNK: Final = 1 << 18
+_AT_ONCE: Final = int(socket.MSG_DONTWAIT)
+_TRUNCATED: Final = int(socket.MSG_CTRUNC)
 
 
 class Arrival:
@@ -124,13 +126,13 @@ class Arrival:
 
     def _read(self) -> bool:
         """Read what is there; False at the end. Raises BlockingIOError if nothing is, and ConnectionError."""
-        data, fds, flags = receive(self.peer, _CHUNK, _DESCRIPTORS, socket.MSG_DONTWAIT)  # what does not fit is dropped
+        data, fds, flags = receive(self.peer, _CHUNK, _DESCRIPTORS, _AT_ONCE)  # what does not fit is dropped
         room = _DESCRIPTORS - len(self._descriptors)
         self._descriptors += fds[:room]
         for fd in fds[room:]:
             os.close(fd)
         self._data += data
-        if flags & socket.MSG_CTRUNC and len(fds) < _DESCRIPTORS:
+        if flags & _TRUNCATED and len(fds) < _DESCRIPTORS:
             # Otherwise the call would run in the daemon's own namespace, or as if the container's were gone.
             raise TryAgain("the daemon has no file descriptor left for this call; raise its limit (LimitNOFILE)")
         return bool(data)

@@ -88,7 +88,7 @@ def _strings(blob: bytes, what: str) -> list[str]:
         return []
     if not blob.endswith(b"\0"):
         raise Undecodable(f"the last {what} of the frame does not end with NUL")
-    return [os.fsdecode(part) for part in blob[:-1].split(b"\0")]
+    return os.fsdecode(blob[:-1]).split("\0")
 
 
 @dataclass(frozen=True, slots=True)
