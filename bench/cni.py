@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.daemon import cpu_seconds
-from bench.measure import Execution, Summary, execute
+from bench.measure import Execution, Prepared, Summary, execute
 from nodeplug.install.scripts import Scripts
 from nodeplug.testing import Sandbox, ScratchNode
 
@@ -78,6 +78,10 @@ class Engine:
 
     def call(self, verb: str, container: str, netns: Path, previous: Any = None) -> Execution:
         """Execute one verb for one container."""
+        return self.prepared(verb, container, netns, previous).run().ended().checked(f"{verb} of {self.name}")
+
+    def prepared(self, verb: str, container: str, netns: Path, previous: Any = None) -> Prepared:
+        """Prepare the execution of one verb for one container."""
         config = self.config() | ({"prevResult": previous} if previous else {})
         env = {
             "CNI_COMMAND": verb,
@@ -87,8 +91,7 @@ class Engine:
             "CNI_PATH": str(self.folder),
             "PATH": PATH,
         }
-        what = f"{verb} of {self.name}"
-        return execute(str(self.folder / self.bridge_type), env, json.dumps(config).encode()).checked(what)
+        return Prepared.of(str(self.folder / self.bridge_type), env, json.dumps(config).encode())
 
 
 def reference() -> tuple[Path, str]:
@@ -198,13 +201,14 @@ def bursts(engines: list[Engine], paths: list[Path], rounds: int, daemon: int) -
             for engine in _rotated(engines, turn):
                 previous: list[Any] = [None] * len(paths)
                 for verb in VERBS:
-                    before, started = cpu_seconds(daemon), time.perf_counter()
-                    jobs = [
-                        pool.submit(engine.call, verb, f"p{turn}-{number}", path, previous[number])
+                    calls = [
+                        engine.prepared(verb, f"p{turn}-{number}", path, previous[number])
                         for number, path in enumerate(paths)
                     ]
-                    done = [job.result() for job in jobs]
+                    before, started = cpu_seconds(daemon), time.perf_counter()
+                    ran = list(pool.map(Prepared.run, calls))
                     wall, after = time.perf_counter() - started, cpu_seconds(daemon)
+                    done = [call.ended().checked(f"{verb} of {engine.name}") for call in ran]
                     _note(series[engine.name], verb, done, wall, (after[0] - before[0], after[1] - before[1]))
                     if verb == "ADD":
                         previous = [json.loads(execution.stdout) for execution in done]

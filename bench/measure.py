@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +32,53 @@ class Execution:
         return self
 
 
-def execute(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = ()) -> Execution:
-    """Run an executable with posix_spawn; stdin and stdout are memory files, so no pipe is scheduled."""
-    source, sink = os.memfd_create("stdin"), os.memfd_create("stdout")
-    try:
+@dataclass(slots=True)
+class Prepared:
+    """An execution that has not begun. To be run once, and ended.
+
+    Stdin and stdout are memory files, so no pipe is scheduled.
+    """
+
+    path: str
+    argv: list[str]
+    env: dict[str, str]
+    source: int
+    sink: int
+    seconds: float = 0.0
+    status: int = 0
+    cpu: float = 0.0
+
+    @classmethod
+    def of(cls, path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = ()) -> Self:
+        """Prepare the execution of a program."""
+        source, sink = os.memfd_create("stdin"), os.memfd_create("stdout")
         os.write(source, stdin)
         os.lseek(source, 0, os.SEEK_SET)
-        actions = [(os.POSIX_SPAWN_DUP2, source, 0), (os.POSIX_SPAWN_DUP2, sink, 1)]
+        return cls(path, [path, *argv], dict(env), source, sink)
+
+    def run(self) -> Self:
+        """Execute it with posix_spawn, and wait for its end."""
+        actions = [(os.POSIX_SPAWN_DUP2, self.source, 0), (os.POSIX_SPAWN_DUP2, self.sink, 1)]
         started = time.perf_counter()
-        pid = os.posix_spawn(path, [path, *argv], dict(env), file_actions=actions)
+        pid = os.posix_spawn(self.path, self.argv, self.env, file_actions=actions)
         _, status, used = os.wait4(pid, 0)
-        seconds = time.perf_counter() - started
-        os.lseek(sink, 0, os.SEEK_SET)
-        stdout = os.read(sink, 1 << 20)
-        return Execution(seconds, os.waitstatus_to_exitcode(status), stdout, used.ru_utime + used.ru_stime)
-    finally:
-        os.close(source)
-        os.close(sink)
+        self.seconds = time.perf_counter() - started
+        self.status, self.cpu = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        return self
+
+    def ended(self) -> Execution:
+        """Return what it took and printed, and close its files."""
+        try:
+            os.lseek(self.sink, 0, os.SEEK_SET)
+            return Execution(self.seconds, self.status, os.read(self.sink, 1 << 20), self.cpu)
+        finally:
+            os.close(self.source)
+            os.close(self.sink)
+
+
+def execute(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = ()) -> Execution:
+    """Run an executable."""
+    return Prepared.of(path, env, stdin, argv).run().ended()
 
 
 @dataclass(frozen=True, slots=True)
