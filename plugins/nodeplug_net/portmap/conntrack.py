@@ -19,6 +19,8 @@ from nodeplug_net.portmap.config import Forward
 
 _GET: Final = 1 << 8 | 1  # NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_GET
 _DELETE: Final = 1 << 8 | 2
+_STATS: Final = 1 << 8 | 5
+_ENTRIES: Final = 1  # CTA_STATS_GLOBAL_ENTRIES
 _BODY: Final = 20
 _TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
 _NESTED: Final = 0x8000
@@ -84,13 +86,23 @@ def forget_after(netlink: Netlink, forwards: Sequence[Forward]) -> int:
 
 def _forget(netlink: Netlink, forwards: Sequence[Forward], chosen: Callable[[Connection, Forward], bool]) -> int:
     count = 0
-    for forward in forwards:
+    for forward in forwards if forwards and _are_any(netlink) else ():
         doomed = [one for one in _connections(netlink, forward) if chosen(one, forward)]
         for one in doomed:
             message = _message(_DELETE, 0x5, one.destination.version, one.handle)
             netlink.ask(Request(message, f"forget a connection to host port {forward.name}", ENOENT))
         count += len(doomed)
     return count
+
+
+def _are_any(netlink: Netlink) -> bool:
+    """Whether the namespace has any entry; looking for one walks through the buckets of all namespaces."""
+    message = _message(_STATS, 0x5, 4, b"")
+    for answer in netlink.ask(Request(message, "count the connections", ABSENT))[0].messages:
+        for kind, start, end in attributes(answer, _BODY):
+            if kind == _ENTRIES:
+                return any(answer[start:end])
+    return True
 
 
 def _connections(netlink: Netlink, forward: Forward) -> list[Connection]:

@@ -9,7 +9,9 @@ from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, mapping, serve
 
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
+from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.portmap import conntrack
+from nodeplug_net.portmap.config import Forward
 
 FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
 
@@ -112,3 +114,22 @@ def test_connections_of_other_ports_stay_when_a_container_ends(lab: Lab) -> None
     lab.delete("c1", mapping(8080))
     until(lambda: lab.connections("dport=8080") == [])
     assert lab.connections("dport=8081") == before != []
+
+
+def test_the_table_is_walked_only_where_somebody_is_connected(
+    lab: Lab, client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks: list[str] = []
+    look = conntrack._connections
+
+    def counted(netlink: Netlink, forward: Forward) -> list[conntrack.Connection]:
+        walks.append(forward.name)
+        return look(netlink, forward)
+
+    monkeypatch.setattr(conntrack, "_connections", counted)
+    lab.add("c1", mapping(8080, protocol="udp"))
+    lab.serve("c1", kind=DATAGRAM)
+    assert not walks
+    assert said(client) == "c1"
+    lab.delete("c1", mapping(8080, protocol="udp"))
+    until(lambda: walks)
