@@ -8,7 +8,6 @@ An ADD and a DEL cause dozens of events. Those that ours cause are recognised, a
 port that goes down and then goes away, and a transaction that one of our own sockets sent.
 """
 
-import ctypes
 import errno
 import socket
 import struct
@@ -17,13 +16,36 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from nodeplug_net.level.filters import (
+    AF_BRIDGE,
+    BRPORT_ISOLATED,
+    BRPORT_MODE,
+    DELADDR,
+    DELLINK,
+    DELQDISC,
+    DELROUTE,
+    DELTFILTER,
+    IFLA_IFALIAS,
+    IFLA_LINKINFO,
+    IFLA_MASTER,
+    IFLA_PROTINFO,
+    INFO_SLAVE_DATA,
+    LINK_BODY,
+    NETCONF_BODY,
+    NETCONF_IFINDEX,
+    NEWLINK,
+    NEWNETCONF,
+    Program,
+    attach,
+    damage,
+    losses,
+)
 from nodeplug_net.netlink.connection import attributes, text
 from nodeplug_net.netlink.messages import IFF_UP
 from nodeplug_net.nftables.sockets import NETLINK_NETFILTER, OWN_PORTS
 
 _SOL_NETLINK: Final = 270
 _ADD_MEMBERSHIP: Final = 1
-_SO_ATTACH_FILTER: Final = 26
 _SO_RCVBUFFORCE: Final = 33
 ROOM: Final = 4 << 20
 """Bytes: hundreds of ADDs between two readings; without CAP_NET_ADMIN the default stays, and events are lost sooner."""
@@ -33,44 +55,18 @@ _ELSEWHERE_GROUPS: Final = (1, 5, 7, 8, 9, 11, 19)
 """RTNLGRP_LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE."""
 _LISTEN_ALL_NSID: Final = 8
 _NFTABLES_GROUP: Final = 7  # NFNLGRP_NFTABLES
-_NEWLINK: Final = 16
-_DELLINK: Final = 17
-_DELADDR: Final = 21
-_NEWROUTE: Final = 24
-_DELROUTE: Final = 25
-_DELRULE: Final = 33
-_DELQDISC: Final = 37
-_DELTFILTER: Final = 45
-_NEWNETCONF: Final = 80
-_TOLD: Final = (_NEWLINK, _DELLINK, _DELADDR, _DELROUTE, _DELQDISC, _DELTFILTER, _NEWNETCONF)
-_LOST_ELSEWHERE: Final = (_DELLINK, _DELADDR, _DELROUTE, _DELRULE)
-_REPLACE: Final = 0x100  # NLM_F_REPLACE
 _HEADER: Final = struct.Struct("=IHHII")
-_AF_BRIDGE: Final = 7
-_LINK_BODY: Final = 32
 _ROUTE_BODY: Final = 28
-_NETCONF_BODY: Final = 20
 _IFLA_IFNAME: Final = 3
-_IFLA_MASTER: Final = 10
-_IFLA_PROTINFO: Final = 12
-_IFLA_LINKINFO: Final = 18
-_INFO_SLAVE_DATA: Final = 5
-_BRPORT_MODE: Final = 4
-_BRPORT_ISOLATED: Final = 33
-_IFLA_IFALIAS: Final = 20
 _RTA_OIF: Final = 4
-_NETCONF_IFINDEX: Final = 1
 _NETCONF_FORWARDING: Final = 2
 _ALL: Final = -1  # NETCONFA_IFINDEX_ALL
 _DATAGRAM: Final = 1 << 17
 _BEGINNING: Final = 1024
 """Bytes of a message in which the interface is."""
 _NUMBER: Final = struct.Struct("=i")
+_INDEX_AND_FLAGS: Final = struct.Struct("=iI")
 _BESIDE: Final = (_SOL_NETLINK, _LISTEN_ALL_NSID)
-Program = Sequence[tuple[int, int, int, int]]
-"""A filter of a socket (struct sock_filter)."""
-
-
 Place = tuple[int, int]
 """The kernel's number of another namespace, and the index of an interface there; 0 may be any of them."""
 ANYWHERE: Final[Place] = (-1, 0)
@@ -113,17 +109,44 @@ class Interest:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """One message of rtnetlink, as far as it matters.
+
+    Attributes:
+        kind: its number.
+        index: of the interface.
+        is_up: whether the link is.
+        name: of the link.
+        alias: of the link.
+        has_master: whether the link is a port, or in a VRF.
+        flags: hairpin mode and isolation of a port; None if they are not told.
+        of_bridge: whether a bridge tells of its port, which tells nothing new but flags.
+        stops_forwarding: whether the host does not forward any more.
+    """
+
+    kind: int
+    index: int = 0
+    is_up: bool = False
+    name: str = ""
+    alias: str = ""
+    has_master: bool = False
+    flags: tuple[bool, bool] | None = None
+    of_bridge: bool = False
+    stops_forwarding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Events:
     """What came between two readings.
 
     Attributes:
-        route: messages of rtnetlink.
+        route: what messages of rtnetlink tell.
         rules: datagrams of nf_tables, each of one transaction.
         lost: whether the kernel had to drop some.
         elsewhere: where in other namespaces something may have gone.
     """
 
-    route: Sequence[bytes] = ()
+    route: Sequence[Told] = ()
     rules: Sequence[bytes] = ()
     lost: bool = False
     elsewhere: Collection[Place] = frozenset()
@@ -140,77 +163,93 @@ class Events:
         return bool(marks) and any(mark in data for data in self.rules for mark in marks)
 
 
-def _damages(messages: Iterable[bytes], interest: Interest) -> Iterator[bool]:
-    """Tell of each message whether it may be damage; those of ports come last, as their end may follow."""
-    bridges = {index for _, index in interest.interfaces}
-    indices = bridges | interest.indices
-    names = {name for name, _ in interest.interfaces}
-    loose: set[int] = set()
-    for message in messages:
-        kind = _HEADER.unpack_from(message)[1]
-        if kind == _DELADDR:
-            yield struct.unpack_from("=i", message, 20)[0] in indices
-        elif kind == _DELROUTE:
-            yield bool(indices) and _way_of(message) in indices
-        elif kind in {_DELQDISC, _DELTFILTER, _NEWNETCONF}:
-            yield interest.forwarding and _stops_forwarding(message) if kind == _NEWNETCONF else interest.shaping
-        elif message[16] != _AF_BRIDGE:  # which tells of ports what the others tell too
-            index, flags = struct.unpack_from("=iI", message, 20)
-            found = {one: (start, end) for one, start, end in attributes(message, _LINK_BODY)}
-            gone = kind == _DELLINK
-            if text(message, *found.get(_IFLA_IFNAME, (0, 0))) in names or index in bridges:
-                yield gone or not flags & IFF_UP
-            if gone:
-                loose.discard(index)
-                # One that a DEL ends is among them no more.
-                yield text(message, *found.get(_IFLA_IFALIAS, (0, 0))) in interest.pairs
-            elif not (flags & IFF_UP and _IFLA_MASTER in found):
-                alias = text(message, *found.get(_IFLA_IFALIAS, (0, 0)))
-                kept = interest.ports if flags & IFF_UP else interest.ports + interest.ends
-                if alias.startswith(kept) and alias not in interest.ended:
-                    loose.add(index)
-    yield bool(loose)
+def _read(message: bytes) -> Told:
+    kind = _HEADER.unpack_from(message)[1]
+    if kind in {NEWLINK, DELLINK}:
+        return _read_link(kind, message)
+    if kind == DELADDR:
+        return Told(kind, _NUMBER.unpack_from(message, 20)[0])
+    if kind == NEWNETCONF:
+        found = {one: _NUMBER.unpack_from(message, start)[0] for one, start, _ in attributes(message, NETCONF_BODY)}
+        stops = found.get(NETCONF_IFINDEX) == _ALL and found.get(_NETCONF_FORWARDING) == 0
+        return Told(kind, stops_forwarding=stops)
+    return Told(kind, _way_of(message) if kind == DELROUTE else 0)
 
 
-def _changes_flags(messages: Iterable[bytes], wanted: Mapping[int, tuple[bool, bool]]) -> bool:
-    """Whether ports have other flags than they are to have, as the last message about each says."""
-    last: dict[int, bytes] = {}
-    for message in messages:
-        if _HEADER.unpack_from(message)[1] == _NEWLINK:
-            last[struct.unpack_from("=i", message, 20)[0]] = message
-    return any(_flags_of(message) not in {None, wanted[index]} for index, message in last.items() if index in wanted)
+def _read_link(kind: int, message: bytes) -> Told:
+    index, flags = _INDEX_AND_FLAGS.unpack_from(message, 20)
+    found = {one: (start, end) for one, start, end in attributes(message, LINK_BODY)}
+    nowhere = (0, 0)
+    return Told(
+        kind,
+        index,
+        bool(flags & IFF_UP),
+        text(message, *found.get(_IFLA_IFNAME, nowhere)),
+        text(message, *found.get(IFLA_IFALIAS, nowhere)),
+        IFLA_MASTER in found,
+        _flags_in(message, found),
+        message[16] == AF_BRIDGE,
+    )
 
 
-def _flags_of(message: bytes) -> tuple[bool, bool] | None:
+def _flags_in(message: bytes, found: Mapping[int, tuple[int, int]]) -> tuple[bool, bool] | None:
     """Read hairpin mode and isolation of a port; None if they are not told.
 
     What changed them decides where the kernel writes them (br_ifinfo_notify, rtnl_link_slave_info_fill).
     """
-    for kind, start, end in attributes(message, _LINK_BODY):
-        inside = [(start, end)] if kind == _IFLA_PROTINFO else []
-        if kind == _IFLA_LINKINFO:
-            inside = [(first, stop) for one, first, stop in attributes(message, start, end) if one == _INFO_SLAVE_DATA]
-        for begin, stop in inside:
-            found = {one: message[first] for one, first, _ in attributes(message, begin, stop)}
-            if _BRPORT_MODE in found:
-                return bool(found[_BRPORT_MODE]), bool(found.get(_BRPORT_ISOLATED))
+    inside = [found[IFLA_PROTINFO]] if IFLA_PROTINFO in found else []
+    if IFLA_LINKINFO in found:
+        kinds = attributes(message, *found[IFLA_LINKINFO])
+        inside += [(first, stop) for one, first, stop in kinds if one == INFO_SLAVE_DATA]
+    for begin, stop in inside:
+        flags = {one: message[first] for one, first, _ in attributes(message, begin, stop)}
+        if BRPORT_MODE in flags:
+            return bool(flags[BRPORT_MODE]), bool(flags.get(BRPORT_ISOLATED))
     return None
+
+
+def _damages(told: Iterable[Told], interest: Interest) -> Iterator[bool]:
+    """Say of each message whether it may be damage; those of ports come last, as their end may follow."""
+    bridges = {index for _, index in interest.interfaces}
+    indices = bridges | interest.indices
+    names = {name for name, _ in interest.interfaces}
+    loose: set[int] = set()
+    for one in told:
+        if one.kind in {DELADDR, DELROUTE}:
+            yield one.index in indices
+        elif one.kind in {DELQDISC, DELTFILTER}:
+            yield interest.shaping
+        elif one.kind == NEWNETCONF:
+            yield interest.forwarding and one.stops_forwarding
+        elif not one.of_bridge:
+            gone = one.kind == DELLINK
+            if one.name in names or one.index in bridges:
+                yield gone or not one.is_up
+            if gone:
+                loose.discard(one.index)
+                yield one.alias in interest.pairs  # one that a DEL ends is among them no more
+            elif not (one.is_up and one.has_master):
+                kept = interest.ports if one.is_up else interest.ports + interest.ends
+                if one.alias.startswith(kept) and one.alias not in interest.ended:
+                    loose.add(one.index)
+    yield bool(loose)
+
+
+def _changes_flags(told: Iterable[Told], wanted: Mapping[int, tuple[bool, bool]]) -> bool:
+    """Whether ports have other flags than they are to have, as the last message about each says."""
+    last = {one.index: one.flags for one in told if one.kind == NEWLINK}
+    return any(flags not in {None, wanted[index]} for index, flags in last.items() if index in wanted)
 
 
 def _way_of(message: bytes) -> int:
     for kind, start, _ in attributes(message, _ROUTE_BODY):
         if kind == _RTA_OIF:
-            return int(struct.unpack_from("=i", message, start)[0])
+            return int(_NUMBER.unpack_from(message, start)[0])
     return 0
 
 
-def _stops_forwarding(message: bytes) -> bool:
-    found = {kind: struct.unpack_from("=i", message, start)[0] for kind, start, _ in attributes(message, _NETCONF_BODY)}
-    return found.get(_NETCONF_IFINDEX) == _ALL and found.get(_NETCONF_FORWARDING) == 0
-
-
 class Sockets:
-    """The sockets, in the namespace of the thread that opens them.
+    """The sockets, in the namespace of the thread that opens them. One thread reads; any may change what is heard.
 
     Attributes:
         route: of rtnetlink.
@@ -227,7 +266,7 @@ class Sockets:
     def __init__(self) -> None:
         self._opened: list[socket.socket] = []
         try:
-            self.route = self._listen(socket.NETLINK_ROUTE, _ROUTE_GROUPS, _of_kinds(_TOLD))
+            self.route = self._listen(socket.NETLINK_ROUTE, _ROUTE_GROUPS, damage(all_flags=False))
             self.rules = self._listen(NETLINK_NETFILTER, (_NFTABLES_GROUP,))
             self.elsewhere = self._listen_elsewhere()
         except OSError:
@@ -236,7 +275,7 @@ class Sockets:
 
     def _listen_elsewhere(self) -> socket.socket | None:
         try:
-            opened = self._listen(socket.NETLINK_ROUTE, (), _losses())
+            opened = self._listen(socket.NETLINK_ROUTE, (), losses())
             opened.setsockopt(_SOL_NETLINK, _LISTEN_ALL_NSID, 1)
         except OSError as error:
             if error.errno not in {errno.EPERM, errno.ENOPROTOOPT}:
@@ -254,12 +293,20 @@ class Sockets:
         with suppress(PermissionError):
             opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, ROOM)
         if told:
-            _attach(opened, told)
+            attach(opened, told)
         # Unbound, a socket has the kernel's address 0, and no message goes back to its sender (af_netlink.c).
         opened.bind((0, 0))
         for group in groups:
             opened.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
         return opened
+
+    def hear(self, *, all_flags: bool) -> None:
+        """Say whether a port without flags may be damaged; at first it may not.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        attach(self.route, damage(all_flags=all_flags))
 
     def read(self) -> Events:
         """Return what has come; nothing if nothing has."""
@@ -267,7 +314,7 @@ class Sockets:
         rules, more_lost = _drain(self.rules)
         foreign = [one for one in rules if _HEADER.unpack_from(one)[4] not in OWN_PORTS]
         elsewhere = _places(self.elsewhere) if self.elsewhere is not None else ()
-        return Events(list(_messages(route)), foreign, lost or more_lost, elsewhere)
+        return Events(list(map(_read, _messages(route))), foreign, lost or more_lost, elsewhere)
 
     def all(self) -> Sequence[socket.socket]:
         """Return those that are open."""
@@ -310,16 +357,16 @@ def _places(opened: socket.socket) -> Collection[Place]:
             found.add(ANYWHERE)
         else:
             for level, kind, number in beside:
-                if (level, kind) == _BESIDE and len(data) >= _LINK_BODY - 8:
+                if (level, kind) == _BESIDE and len(data) >= LINK_BODY - 8:
                     found.add((_NUMBER.unpack(number)[0], _index_in(data)))
 
 
 def _index_in(message: bytes) -> int:
     """Return which interface a message is about; 0 if it may be any: of a rule, or of a route in place of another."""
     kind = _HEADER.unpack_from(message)[1]
-    if kind in {_NEWLINK, _DELLINK, _DELADDR}:
-        return int(struct.unpack_from("=i", message, 20)[0])
-    return _way_of(message) if kind == _DELROUTE else 0
+    if kind in {NEWLINK, DELLINK, DELADDR}:
+        return int(_NUMBER.unpack_from(message, 20)[0])
+    return _way_of(message) if kind == DELROUTE else 0
 
 
 def _messages(datagrams: Iterable[bytes]) -> Iterator[bytes]:
@@ -331,37 +378,3 @@ def _messages(datagrams: Iterable[bytes]) -> Iterator[bytes]:
                 break
             yield data[position : position + length]
             position += (length + 3) & ~3
-
-
-def _of_kinds(kinds: Sequence[int]) -> Program:
-    """Let messages of these kinds pass.
-
-    A filter sees the message's numbers in host order, as if they were in network order.
-    """
-    program = [(0x28, 0, 0, 4)]  # ldh [4]: nlmsg_type
-    program += [(0x15, len(kinds) - number, 0, socket.htons(kind)) for number, kind in enumerate(kinds)]  # jeq
-    return [*program, (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF)]  # ret: drop, keep
-
-
-def _losses() -> Program:
-    """Let pass what ends, a link that is down, and a route in place of another."""
-    count = len(_LOST_ELSEWHERE)
-    return [
-        (0x28, 0, 0, 4),  # ldh [4]: nlmsg_type
-        *((0x15, count - number + 7, 0, socket.htons(kind)) for number, kind in enumerate(_LOST_ELSEWHERE)),
-        (0x15, 2, 0, socket.htons(_NEWLINK)),
-        (0x15, 3, 0, socket.htons(_NEWROUTE)),
-        (0x06, 0, 0, 0),
-        (0x20, 0, 0, 24),  # ld [24]: ifi_flags
-        (0x45, 2, 3, socket.htonl(IFF_UP)),  # jset
-        (0x28, 0, 0, 6),  # ldh [6]: nlmsg_flags
-        (0x45, 1, 0, socket.htons(_REPLACE)),
-        (0x06, 0, 0, 0),
-        (0x06, 0, 0, 0xFFFFFFFF),
-    ]
-
-
-def _attach(opened: socket.socket, program: Program) -> None:
-    """Let the kernel drop messages before the thread is woken (socket(7), SO_ATTACH_FILTER)."""
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in program))
-    opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))

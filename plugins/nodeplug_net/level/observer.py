@@ -14,6 +14,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,18 +30,29 @@ PAUSE: Final = 0.1
 _END_PATIENCE: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Observation:
     """What one plugin wants to know of.
 
     Attributes:
         interest: returns it as it is now; called in the observer's thread.
         notify: called there after an event that may concern the plugin; returns at once.
+        wants_flags: whether ports are to have hairpin mode or isolation.
     """
 
     interest: Callable[[], Interest]
     notify: Callable[[], None]
     observer: "Observer"
+    wants_flags: bool = False
+
+    def hear_of_flags(self, wanted: bool) -> bool:
+        """Say whether ports are to have flags; return whether that is new, and nothing was told of them until now."""
+        if wanted == self.wants_flags:
+            return False
+        with _CHANGING:
+            self.wants_flags = wanted
+            self.observer.hear_of_flags()
+        return wanted
 
     def close(self) -> None:
         """End it, and the observer with its last one. To be called once."""
@@ -104,6 +116,11 @@ class Observer:
             LOG.exception("nobody observes the network of this node any more; it is looked at every ten seconds")
         finally:
             self._sockets.close()
+
+    def hear_of_flags(self) -> None:
+        """Let pass what tells of ports without flags as long as a plugin wants some to have them."""
+        with suppress(OSError):  # nobody observes any more
+            self._sockets.hear(all_flags=any(one.wants_flags for one in self.told))
 
     def _tell(self) -> None:
         events = self._sockets.read()

@@ -167,6 +167,8 @@ class Reconciler:
             if self.containers is not None:
                 self._choose(self.containers)
             found = self._confirmed()
+            if self._hears_more():
+                found = self._confirmed()  # the kernel has not told of what has changed since the first look
             if found:
                 found = self._restored(found)
             self._found = frozenset(found)
@@ -176,6 +178,11 @@ class Reconciler:
             self.missing = dict(sum((Counter({_of(thing): len(texts)}) for thing, texts in found.items()), Counter()))
         if found:
             raise NotReady("; ".join(self._told(thing, texts) for thing, texts in found.items()))
+
+    def _hears_more(self) -> bool:
+        """Have the kernel tell of ports that lose flags if any is to have some; whether it did not until now."""
+        wanted = any(map(any, self.interest().ports_by_index.values()))
+        return self._observation is not None and self._observation.hear_of_flags(wanted)
 
     def _choose(self, containers: Containers) -> None:
         """Say which containers are compared, besides those that the kernel told of."""

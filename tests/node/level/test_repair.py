@@ -125,6 +125,24 @@ def test_what_is_removed_is_restored_when_the_kernel_tells_of_it(
     assert ping(netns, "10.88.0.1")
 
 
+@pytest.mark.parametrize(
+    "command", ["ip link set PORT type bridge_slave hairpin on", "bridge link set dev PORT isolated on"]
+)
+def test_a_port_of_a_network_without_flags_loses_those_that_it_gets(
+    scratch: ScratchCni, config: Make, command: str
+) -> None:
+    node = Node(scratch, config())
+    node.start()
+    try:
+        netns, result = node.add()
+        until(lambda: node.told == [""])
+        node.run(*command.replace("PORT", result.interfaces[1].name).split())
+        until(lambda: restored(node), found=lambda: str(node.told))
+        assert node.checks(netns, result)
+    finally:
+        node.stop()
+
+
 def test_a_bridge_made_anew_has_the_address_that_containers_know(node: Node) -> None:
     node.start()
     netns, result = node.add()
