@@ -1,4 +1,5 @@
 import ctypes
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 
 from nodeplug import InvalidNetns, Netns, bind, unmount
 from nodeplug.testing.sandbox import Sandbox
+from nodeplug.testing.scratch_cni import new_netns, run_in
 
 CLONE_NEWNET = 0x40000000
 
@@ -25,6 +27,21 @@ def other() -> Iterator[Netns]:
     thread.join()
     yield made[0]
     made[0].close()
+
+
+@pytest.fixture
+def third() -> Iterator[Netns]:
+    made = new_netns()
+    yield made
+    made.close()
+
+
+def here() -> tuple[int, int]:
+    current = Netns.current()
+    try:
+        return current.identity
+    finally:
+        current.close()
 
 
 def links() -> list[str]:
@@ -51,6 +68,33 @@ def test_an_error_inside_still_leads_back(other: Netns) -> None:
     assert after.identity == home.identity
     home.close()
     after.close()
+
+
+def test_entering_within_another_leads_back_one_by_one(other: Netns, third: Netns) -> None:
+    def places() -> list[tuple[int, int]]:
+        other.enter()
+        found = []
+        with third.entered():
+            with other.entered():
+                found.append(here())
+            found.append(here())
+        return [*found, here()]
+
+    assert run_in(None, places) == [other.identity, third.identity, other.identity]
+
+
+def test_a_thread_finds_back_where_the_namespace_that_it_is_in_was_closed(other: Netns, third: Netns) -> None:
+    def place() -> tuple[int, int]:
+        copy = Netns(os.dup(other.fd), "copy")
+        copy.enter()
+        copy.close()
+        in_its_place = Netns(os.dup(third.fd), "another one with its number")
+        with third.entered():
+            pass
+        in_its_place.close()
+        return here()
+
+    assert run_in(None, place) == other.identity
 
 
 def test_a_sibling_thread_stays_where_it_was(other: Netns) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -45,6 +46,18 @@ def _setns(fd: int) -> None:
     if _LIBC.setns(fd, _CLONE_NEWNET) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"setns: {os.strerror(code)}")
+
+
+class _Here(threading.local):
+    """The descriptor of the namespace that the calling thread has entered, while that is open; -1 if it has not.
+
+    A call enters two namespaces, and each look at /proc for the way back takes longer than both ways.
+    """
+
+    fd = -1
+
+
+_HERE: Final = _Here()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,24 +167,31 @@ class Netns:
             InvalidNetns: it was never opened.
         """
         self._need()
-        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        known = _HERE.fd
+        home = known if known >= 0 else os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             _setns(self.fd)
+            _HERE.fd = self.fd
             try:
                 yield
             finally:
                 _setns(home)
+                _HERE.fd = known
         finally:
-            os.close(home)
+            if home != known:
+                os.close(home)
 
     def enter(self) -> None:
         """Move the calling thread into the namespace for good; only for a thread that ends with its call."""
         self._need()
         _setns(self.fd)
+        _HERE.fd = self.fd
 
     def close(self) -> None:
         """Close the descriptor."""
         if self.is_open:
+            if _HERE.fd == self.fd:
+                _HERE.fd = -1
             os.close(self.fd)
 
     def _need(self) -> None:
