@@ -21,7 +21,11 @@ _OPTIONS: Final = (10, 11, 12)
 dumps). A kernel without one of them returns ENOPROTOOPT and works as before."""
 _NLMSG_ERROR: Final = 2
 _NLMSG_DONE: Final = 3
+_NLM_F_MULTI: Final = 0x2
+_NLM_F_ACK: Final = 0x4
 _NLM_F_ACK_TLVS: Final = 0x200
+_FLAGS: Final = 6
+"""Where they are in a message; as all that is read of them there, their lower byte."""
 _NLMSGERR_ATTR_MSG: Final = 1
 _RECEIVE: Final = 65536
 _USUAL: Final = 200
@@ -50,7 +54,8 @@ class Request:
     """One encoded message.
 
     Attributes:
-        data: the message; its sequence number is written by the socket. It must ask for NLM_F_ACK or be a dump.
+        data: the message; its sequence number is written by the socket. It must ask for NLM_F_ACK, be a dump, or be
+            answered by one message.
         what: the request, for the text of an error: "set bridge cni0 up"; or what composes it, where that takes time.
         accept: errno values that are not a failure.
     """
@@ -68,6 +73,7 @@ class KernelReply:
     messages: list[bytes] = field(default_factory=list)
     text: str = ""
     complete: bool = False
+    acknowledged: bool = True
 
 
 def attributes(message: bytes, start: int, end: int | None = None) -> Iterator[tuple[int, int, int]]:
@@ -154,7 +160,9 @@ class Netlink:
         if len(messages) > _USUAL:
             self._make_room(len(messages) * _PER_MESSAGE)
         self._socket.send(b"".join(data for data, _ in messages))
-        answers = [KernelReply(complete=not due) for _, due in messages]
+        answers = [
+            KernelReply(complete=not due, acknowledged=bool(data[_FLAGS] & _NLM_F_ACK)) for data, due in messages
+        ]
         # A transaction that is refused at its start, for its generation, is not processed further.
         while not all(answer.complete for answer in answers) and (messages[0][1] or not answers[0].error):
             self._receive(answers, first)
@@ -195,6 +203,7 @@ class Netlink:
 def _take(answer: KernelReply, kind: int, flags: int, message: bytes) -> None:
     if kind not in {_NLMSG_ERROR, _NLMSG_DONE}:
         answer.messages.append(message)
+        answer.complete = not (answer.acknowledged or flags & _NLM_F_MULTI)
         return
     answer.complete = True
     code = struct.unpack_from("=i", message, 16)[0] if len(message) >= 20 else 0

@@ -26,6 +26,7 @@ RTM_DELROUTE: Final = 25
 RTM_GETROUTE: Final = 26
 
 _ASK: Final = 0x5  # NLM_F_REQUEST | NLM_F_ACK
+_GET: Final = 0x1  # NLM_F_REQUEST: what is asked for is the answer, or an error
 _DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 _CREATE: Final = 0x605  # NLM_F_CREATE | NLM_F_EXCL
 _REPLACE: Final = 0x505  # NLM_F_CREATE | NLM_F_REPLACE
@@ -135,13 +136,13 @@ def _nest(*attrs: tuple[str, Any]) -> dict[str, list[tuple[str, Any]]]:
 def get_link_by_name() -> Template:
     """GETLINK with the hole `name`; statistics are skipped."""
     attrs = [("IFLA_IFNAME", _NAME), ("IFLA_EXT_MASK", _SKIP_STATISTICS)]
-    return Template(_encode("ifinfmsg", RTM_GETLINK, _ASK, attrs, {}), name=_NAME_HOLE)
+    return Template(_encode("ifinfmsg", RTM_GETLINK, _GET, attrs, {}), name=_NAME_HOLE)
 
 
 @cache
 def get_link_by_index() -> Template:
     """GETLINK with the hole `index`."""
-    encoded = _encode("ifinfmsg", RTM_GETLINK, _ASK, [("IFLA_EXT_MASK", _SKIP_STATISTICS)], {"index": _INDEX})
+    encoded = _encode("ifinfmsg", RTM_GETLINK, _GET, [("IFLA_EXT_MASK", _SKIP_STATISTICS)], {"index": _INDEX})
     return Template(encoded, index=_INDEX_HOLE)
 
 
@@ -383,7 +384,7 @@ def route_to(version: int) -> Template:
     address4, address6 = (_ADDRESS4, IPv4Address(_ADDRESS4)), (_ADDRESS6, IPv6Address(_ADDRESS6))
     text, parsed = address4 if version == 4 else address6
     fields = {"family": _AF_INET if version == 4 else _AF_INET6, "dst_len": parsed.max_prefixlen}
-    return Template(_encode("rtmsg", RTM_GETROUTE, _ASK, [("RTA_DST", text)], fields), address=(parsed.packed, 1))
+    return Template(_encode("rtmsg", RTM_GETROUTE, _GET, [("RTA_DST", text)], fields), address=(parsed.packed, 1))
 
 
 @cache
