@@ -5,17 +5,18 @@ gone; a reaper waits for that while the call returns.
 Refuses: to be trusted. The call queries the link again and goes on when it is gone: RTNL is held from the beginning of
 the deletion until every end is unregistered, and the query needs RTNL too.
 
-Reapers are started on demand, at most `LIMIT` (one alone would turn every DEL into 18 ms), and end when nothing is
-queued. A reaper works through a socket that the call opened, so the namespace it runs in does not matter.
+Reapers are started on demand, at most `LIMIT` (one alone would turn every DEL into 18 ms). One that has nothing to do
+waits a moment for the next job, as DELs come in groups and a thread takes longer to start than to wake up. A reaper works
+through a socket that the call opened, so the namespace it runs in does not matter; but it keeps that from ending.
 """
 
 import errno
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from nodeplug import TryAgain
@@ -26,6 +27,8 @@ from nodeplug_net.netlink.messages import u32
 
 LOG: Final = logging.getLogger(__name__)
 LIMIT: Final = 32
+IDLE: Final = 1.0
+"""Seconds for which a reaper waits for work."""
 _PATIENCE: Final = 5.0
 _POLL: Final = 0.0001
 
@@ -72,8 +75,9 @@ class Reaper:
     """
 
     limit: int = LIMIT
-    _queue: deque[Callable[[], None]] = field(default_factory=deque)
+    _queue: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _due: int = 0
     _running: int = 0
 
     def delete(self, link: Link) -> Deletion:
@@ -89,24 +93,30 @@ class Reaper:
     def later(self, job: Callable[[], None]) -> None:
         """Have something done that raises nothing."""
         with self._lock:
-            self._queue.append(job)
-            start = self._running < self.limit
+            self._due += 1
+            start = self._running < min(self._due, self.limit)
             self._running += start
+        self._queue.put(job)
         if not start:
             return
         try:
-            threading.Thread(target=self._run, name="link-reaper", daemon=True).start()
+            threading.Thread(target=self._run, args=(IDLE,), name="link-reaper", daemon=True).start()
         except RuntimeError:  # the process has as many threads as it may: slow is better than never
-            self._run()
+            self._run(0.0)
 
-    def _run(self) -> None:
+    def _run(self, patience: float) -> None:
         while True:
-            with self._lock:
-                if not self._queue:
-                    self._running -= 1
-                    return
-                job = self._queue.popleft()
+            try:
+                job = self._queue.get(timeout=patience)
+            except Empty:
+                with self._lock:
+                    if self._due < self._running:  # else a job is on its way
+                        self._running -= 1
+                        return
+                continue
             job()
+            with self._lock:
+                self._due -= 1
 
 
 def _delete(deletion: Deletion) -> None:
