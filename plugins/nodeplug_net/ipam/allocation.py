@@ -134,8 +134,12 @@ class Ipam:
         store = self._store(folder_of(request, self.data_dir))
         owner = (request.container_id, request.ifname)
         with store.locked(create=False) as exists:
-            if exists:
-                store.release(store.found(owner) if only is None else list(only), owner)
+            if not exists:
+                return
+            if only is None:
+                store.release_all(owner)
+            else:
+                store.release(list(only), owner)
 
     def check(self, request: CniCheck) -> None:
         """Confirm that the attachment holds the addresses of its result.

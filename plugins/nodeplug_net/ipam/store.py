@@ -40,8 +40,6 @@ _ENDED_LIMIT: Final = 1024
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 """Errors that mean that the folder does not exist."""
 _UNWRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-_READ: Final = (0, 0, 0)
-"""A stamp that equals no folder's."""
 
 
 def _read(path: str) -> str | None:
@@ -92,6 +90,8 @@ class Store:
     taken: dict[int, set[int]] = field(default_factory=lambda: {4: set(), 6: set()})
     _owned: dict[Owner, set[Address]] = field(default_factory=dict)
     _stamp: tuple[int, int, int] | None = None
+    _changed: bool = False
+    _last: dict[int, Address | None] = field(default_factory=dict)
     _odd: dict[str, str] = field(default_factory=dict)
     _due: dict[Address, Owner] = field(default_factory=dict)
     _seen: dict[Address, tuple[int, int, int]] = field(default_factory=dict)
@@ -120,13 +120,15 @@ class Store:
             self._release_due()
             yield True
         finally:
-            self._stamp = self._seal() if self._stamp is not None else None
+            if self._changed and self._stamp is not None:
+                self._stamp = self._seal(self._stamp)
+            self._changed = False
             os.close(descriptor)
 
     def _open_lock(self, *, create: bool) -> int | None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
-            return os.open(self.folder / "lock", flags, 0o600)
+            return os.open(f"{self.folder}/lock", flags, 0o600)
         except OSError as error:
             if not create and error.errno in _NO_FOLDER:
                 return None
@@ -173,22 +175,18 @@ class Store:
             return None
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
-    def _seal(self) -> tuple[int, int, int] | None:
-        """Give a changed folder a unique modification time.
+    def _seal(self, stamp: tuple[int, int, int]) -> tuple[int, int, int] | None:
+        """Give a folder that was changed or read here a unique modification time; return its stamp.
 
         The kernel's are ticks of some milliseconds on most filesystems: another program's change in the same tick would
-        leave the same time. If a time is not kept (seconds only, read-only), nothing is cached.
+        leave the same time. Where a time is not kept (seconds only, read-only), each call reads.
         """
-        found = self._look()
-        if found is None or found == self._stamp:
-            return found
         now = time.time_ns()
         try:
             os.utime(self.folder, ns=(now, now))
         except OSError:
             return None
-        found = self._look()
-        return found if found is not None and found[2] == now else None
+        return stamp[0], stamp[1], now
 
     def _refresh(self) -> None:
         """Read the folder again if another program changed it.
@@ -200,7 +198,7 @@ class Store:
             return
         self._stamp = None
         self.taken = {4: set(), 6: set()}
-        self._owned, self._seen = {}, {}
+        self._owned, self._seen, self._last = {}, {}, {}
         for name in os.listdir(self.folder):  # noqa: PTH208  one system call per 32 KiB, no Path per address
             address = parse_address(name)
             if address is None:
@@ -214,7 +212,7 @@ class Store:
                     self._remember(address, parse_owner(content))
             except OSError as error:
                 self._take_out(address, path, error)
-        self._stamp = _READ if stamp is not None else None
+        self._stamp, self._changed = stamp, True
 
     def _take_out(self, address: Address, path: str, error: OSError) -> None:
         """Never allocate an address whose file cannot be read, or is not a file."""
@@ -310,6 +308,7 @@ class Store:
             raise PluginError(f"cannot reserve {address}: {path}: {error.strerror}") from error
         finally:
             os.close(descriptor)
+        self._changed = True
         self._remember(address, owner)
         return True
 
@@ -320,17 +319,32 @@ class Store:
         """
         for address in addresses:
             if self.owner_of(address) in {owner, (owner[0], "")}:
-                try:
-                    (self.folder / str(address)).unlink(missing_ok=True)
-                except OSError as error:
-                    if address not in self._due:
-                        path = self.folder / str(address)
-                        LOG.warning("address %s stays reserved for now: %s: %s", address, path, error.strerror)
-                    self._due[address] = owner
-                    continue
-            self._due.pop(address, None)
-            self._forget(address, owner)
-            self._forget(address, (owner[0], ""))
+                self._free(address, owner)
+            else:
+                self._forget_of(address, owner)
+
+    def release_all(self, owner: Owner) -> None:
+        """Free what an owner holds, as `release` does."""
+        for address in self.found(owner):
+            self._free(address, owner)
+
+    def _free(self, address: Address, owner: Owner) -> None:
+        path = f"{self.folder}/{address}"
+        self._changed = True
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108  a plain string, see above
+        except OSError as error:
+            if address not in self._due:
+                LOG.warning("address %s stays reserved for now: %s: %s", address, path, error.strerror)
+            self._due[address] = owner
+            return
+        self._forget_of(address, owner)
+
+    def _forget_of(self, address: Address, owner: Owner) -> None:
+        self._due.pop(address, None)
+        self._forget(address, owner)
+        self._forget(address, (owner[0], ""))
 
     def _release_due(self) -> None:
         for address, owner in list(self._due.items()):
@@ -353,12 +367,12 @@ class Store:
         return freed
 
     def last(self, index: int) -> Address | None:
-        """Return the last address of range set `index`."""
-        try:
-            content = _read(f"{self.folder}/{_LAST}{index}")
-        except OSError:
-            return None
-        return None if content is None else parse_address(content.strip())
+        """Return the last address of range set `index`; whoever writes another one has reserved it, too."""
+        if index not in self._last:
+            with suppress(OSError):
+                content = _read(f"{self.folder}/{_LAST}{index}")
+                self._last[index] = None if content is None else parse_address(content.strip())
+        return self._last.get(index)
 
     def set_last(self, index: int, address: Address) -> None:
         """Record the last address of range set `index`; losing it only costs a longer search.
@@ -366,6 +380,7 @@ class Store:
         The file is never truncated first: ext4 would flush it on close (auto_da_alloc).
         """
         text = str(address).encode("ascii")
+        self._last.pop(index, None)
         with suppress(OSError):
             descriptor = os.open(f"{self.folder}/{_LAST}{index}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -373,6 +388,7 @@ class Store:
                     os.ftruncate(descriptor, len(text))
             finally:
                 os.close(descriptor)
+            self._last[index] = address
 
     def in_use(self, ranges: RangeSet) -> int:
         """Count the reserved addresses of a range set."""
