@@ -32,8 +32,9 @@ def inside_differences(
     for ip in own:
         if ip.address not in addresses:
             yield f"interface {inside.name} lost its address {ip.address}"
-    routes = inner.routes(inside)
-    for route in routed(request.prev_result):
+    expected_routes = routed(request.prev_result)
+    routes = inner.routes(inside, {route.dst.version for route in expected_routes})
+    for route in expected_routes:
         # What the result does not name a table of, a later plugin (sbr, vrf) may have carried to one.
         if not any(
             one.dst == route.dst and route.table in {None, one.table} and route.gw in {None, one.gw} for one in routes

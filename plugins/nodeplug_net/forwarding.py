@@ -37,7 +37,8 @@ def unconnected(links: Links, link: Link, addresses: Iterable[Interface]) -> lis
     Raises:
         OSError: the kernel refuses.
     """
-    ways = {route.dst for route in links.routes(link)}
+    addresses = list(addresses)
+    ways = {route.dst for route in links.routes(link, {one.version for one in addresses})}
     return [one for one in addresses if one.network.prefixlen < one.max_prefixlen and one.network not in ways]
 
 

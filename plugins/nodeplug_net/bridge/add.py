@@ -24,7 +24,7 @@ from nodeplug_net.ipam.addressing import BEFORE_INTERFACES, gateway_of
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.changes import LINKS, Changes
 from nodeplug_net.netlink.connection import Netlink, Request
-from nodeplug_net.netlink.links import OPER_UP, Link, Links, get_request, parse_link
+from nodeplug_net.netlink.links import OPER_UP, Link, Links
 from nodeplug_net.nftables.masquerade import Element, Masquerade
 from nodeplug_net.nftables.spoof_check import SpoofCheck
 from nodeplug_net.sysctl import set_sysctl
@@ -176,8 +176,7 @@ class Attaching:
             PluginError: it is gone, or this was the last look.
         """
         name = self.attachment.host_veth
-        answers = self.links.netlink.ask(get_request(name), get_request(bridge.name))
-        link, now = (parse_link(one.messages[0]) if one.messages else None for one in answers)
+        link, now = self.links.find(name, bridge.name)
         if link is not None and (link.state == OPER_UP or self.config.interface_stays_down):
             return link, now or bridge
         if link is None or last:

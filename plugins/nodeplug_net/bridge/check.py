@@ -70,7 +70,7 @@ def _differences(
 ) -> Iterator[str]:
     result = request.prev_result
     inside = inner.get(request.ifname)
-    bridge = links.get(config.bridge)
+    bridge, outside = links.find(config.bridge, _host_end(request, config))
     if bridge is None or bridge.kind != "bridge":
         yield f"bridge {config.bridge} does not exist"
         return
@@ -84,19 +84,19 @@ def _differences(
         yield f"the result has no interface {request.ifname} with a sandbox"
         return
     yield from inside_differences(request, inner, inside, expected, may_be_down=config.interface_stays_down)
-    yield from _outside_differences(request, config, links, bridge, inside)
+    yield from _outside_differences(request, config, links, bridge, inside, outside)
     if config.is_gateway:
-        yield from _gateway_differences(request, config, links)
+        gateway = links.get(config.gateway_interface) if config.vlan else bridge
+        yield from _gateway_differences(request, config, links, gateway)
     if config.masquerading.versions:
         yield from masquerade_differences(request, plane, config.masquerading)
     if config.mac_spoof_check:
         with plane.nft.lent(request.host_netns) as netlink:
-            host = _host_end(request, bridge)
+            host = _host_end(request, config)
             yield from SpoofCheck(netlink).differences(Attachment.of(request), host, inside.mac)
 
 
-def _gateway_differences(request: CniCheck, config: BridgeConfig, links: Links) -> Iterator[str]:
-    link = links.get(config.gateway_interface)
+def _gateway_differences(request: CniCheck, config: BridgeConfig, links: Links, link: Link | None) -> Iterator[str]:
     present = [] if link is None else links.addresses(link)
     wanted = gateway_addresses(request.prev_result.ips)
     for address in wanted:
@@ -107,10 +107,9 @@ def _gateway_differences(request: CniCheck, config: BridgeConfig, links: Links) 
 
 
 def _outside_differences(
-    request: CniCheck, config: BridgeConfig, links: Links, bridge: Link, inside: Link
+    request: CniCheck, config: BridgeConfig, links: Links, bridge: Link, inside: Link, outside: Link | None
 ) -> Iterator[str]:
-    name = _host_end(request, bridge)
-    outside = links.get(name)
+    name = _host_end(request, config)
     if outside is None:
         yield f"host interface {name} does not exist"
         return
@@ -130,10 +129,10 @@ def _outside_differences(
         yield f"host interface {name} has MAC {outside.mac}, not {expected.mac}"
 
 
-def _host_end(request: CniCheck, bridge: Link) -> str:
+def _host_end(request: CniCheck, config: BridgeConfig) -> str:
     """Return the name of the host end; one that the reference plugin made has a random name."""
     name = Attachment.of(request).host_veth
-    names = [one.name for one in request.prev_result.interfaces if not one.sandbox and one.name != bridge.name]
+    names = [one.name for one in request.prev_result.interfaces if not one.sandbox and one.name != config.bridge]
     return names[0] if names and name not in names else name
 
 

@@ -8,7 +8,7 @@ import errno
 import ipaddress
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
@@ -252,8 +252,12 @@ class Links:
 
     def get(self, name: str) -> Link | None:
         """Find a link by name."""
-        answer = self.netlink.ask(get_request(name))[0]
-        return parse_link(answer.messages[0]) if answer.messages else None
+        return self.find(name)[0]
+
+    def find(self, *names: str) -> list[Link | None]:
+        """Find links by name, with one request for all."""
+        answers = self.netlink.ask(*map(get_request, names))
+        return [parse_link(answer.messages[0]) if answer.messages else None for answer in answers]
 
     def at(self, index: int) -> Link | None:
         """Find a link by index."""
@@ -354,13 +358,11 @@ class Links:
                     return int(_U32.unpack(found[_RTA_OIF])[0])
         return None
 
-    def routes(self, link: Link) -> list[Route]:
-        """List the routes through a link; none if it is gone."""
+    def routes(self, link: Link, versions: Collection[int] = (4, 6)) -> list[Route]:
+        """List the routes of versions of IP through a link; none if it is gone."""
+        what = f"list the routes of {link.name}"
         requests = [
-            Request(
-                messages.dump_routes(version).fill(index=u32(link.index)), f"list the routes of {link.name}", ENODEV
-            )
-            for version in (4, 6)
+            Request(messages.dump_routes(version).fill(index=u32(link.index)), what, ENODEV) for version in versions
         ]
         answers = [message for request in requests for message in self.netlink.ask(request)[0].messages]
         return [route for message in answers for route in parse_routes(message, link.index)]

@@ -6,8 +6,8 @@ Refuses: to be trusted. The call queries the link again and goes on when it is g
 the deletion until every end is unregistered, and the query needs RTNL too.
 
 Reapers are started on demand, at most `LIMIT` (one alone would turn every DEL into 18 ms). One that has nothing to do
-waits a moment for the next job, as DELs come in groups and a thread takes longer to start than to wake up. A reaper works
-through a socket that the call opened, so the namespace it runs in does not matter; but it keeps that from ending.
+waits a moment for the next job, as DELs come in groups and a thread takes longer to start than to wake up. A reaper
+works through a socket that the call opened, so the namespace it runs in does not matter; but it keeps that from ending.
 """
 
 import errno
