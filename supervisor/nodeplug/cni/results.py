@@ -14,6 +14,7 @@ Refuses: I/O, and checks of a result beyond its types.
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from ipaddress import (
     IPv4Address,
     IPv4Interface,
@@ -35,6 +36,8 @@ VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"
 FAMILIES: Final = (VERSIONS[0:2], VERSIONS[2:5], VERSIONS[5:7])
 """Versions that share one form of result."""
 _CIDR: Final = re.compile(r"[0-9a-fA-F.:]+/[0-9]{1,3}")
+_READ: Final = 1024
+"""Texts whose values are remembered."""
 _ROUTE_NUMBERS: Final = ("mtu", "advmss", "priority", "table", "scope")
 T = TypeVar("T")
 
@@ -259,16 +262,28 @@ def _prefixed(text: str) -> str:
     return text
 
 
+# Each container has the routes and the gateway of its network, and its own address in CHECK and DEL.
+@lru_cache(_READ)
+def _read_interface(text: str) -> IPv4Interface | IPv6Interface:
+    return ip_interface(_prefixed(text))
+
+
+@lru_cache(_READ)
+def _read_network(text: str) -> IPv4Network | IPv6Network:
+    return ip_network(_prefixed(text), strict=False)
+
+
+_read_address: Final = lru_cache(_READ)(ip_address)
+
+
 def _address(item: Mapping[str, Any], key: str, where: str) -> IPv4Interface | IPv6Interface:
-    due = "an address with prefix length"
-    return _parsed(_text(item, key, where), key, where, due, lambda text: ip_interface(_prefixed(text)))
+    return _parsed(_text(item, key, where), key, where, "an address with prefix length", _read_interface)
 
 
 def _network(item: Mapping[str, Any], key: str, where: str) -> IPv4Network | IPv6Network:
-    due = "a network with prefix length"
-    return _parsed(_text(item, key, where), key, where, due, lambda text: ip_network(_prefixed(text), strict=False))
+    return _parsed(_text(item, key, where), key, where, "a network with prefix length", _read_network)
 
 
 def _gateway(item: Mapping[str, Any], key: str, where: str) -> IPv4Address | IPv6Address | None:
     text = _text(item, key, where)
-    return _parsed(text, key, where, "an address", ip_address) if text else None
+    return _parsed(text, key, where, "an address", _read_address) if text else None

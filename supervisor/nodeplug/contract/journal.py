@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -38,6 +39,7 @@ def read_boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
+@lru_cache(maxsize=256)  # an attachment has several files, and its DEL asks for them again
 def file_name(key: str) -> str:
     """Return a file name for any key: readable when short, otherwise the beginning and a digest of the whole."""
     quoted = quote(key, safe="=@+,", errors="surrogateescape").replace(".", "%2E")
