@@ -33,9 +33,11 @@ def _needed(request: pytest.FixtureRequest) -> None:
 
 
 def asked(params: dict[str, Any]) -> dict[str, Any]:
-    """Say what the run for a test is asked for."""
-    animal = {"rules": [params["rule"]], "patience": 4.0} if "rule" in params else {}
-    return {"plugin": params["plugin"], **animal}
+    """Say what the run for a test is asked for: one way to run a plugin where one way to break its rule is looked at."""
+    if "rule" not in params:
+        return {"plugin": params["plugin"]}
+    isolation = RULES[params["rule"]].isolation[0]
+    return {"plugin": params["plugin"], "rules": [params["rule"]], "patience": 4.0, "isolation": isolation}
 
 
 def _animals() -> list[tuple[str, str, str]]:
