@@ -29,10 +29,12 @@ class NewAuthor:
 
     Attributes:
         home: the empty folder.
+        checked: where mypy keeps what it knows of the libraries, which are those of every author.
         cwd: where they are.
     """
 
     home: Path
+    checked: Path
     cwd: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +54,7 @@ class NewAuthor:
             "HOME": str(self.home),
             "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "MYPY_CACHE_DIR": str(self.checked),
             "PIP_NO_INDEX": "1",
             "PIP_NO_DEPS": "1",
             "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: without isolation, with the hatchling that is here
@@ -109,6 +112,11 @@ class NewAuthor:
             assert re.search(pattern, printed, re.DOTALL), f"{command}\nthe page says\n{told}\nbut it is\n{printed}"
 
 
+@pytest.fixture(scope="session")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mypy")
+
+
 @pytest.fixture
-def new_author(tmp_path: Path) -> NewAuthor:
-    return NewAuthor(tmp_path)
+def new_author(tmp_path: Path, checked: Path) -> NewAuthor:
+    return NewAuthor(tmp_path, checked)

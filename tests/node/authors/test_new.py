@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 LONGEST = "a-name-with-thirty-characters0"
 
 
+@pytest.mark.xdist_group("mypy")  # what it knows of the libraries is kept in one process
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", ["mine", LONGEST])
 def test_a_new_package_has_no_finding_of_ruff_or_mypy(style: str, name: str, new_author: Any) -> None:
