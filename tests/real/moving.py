@@ -1,9 +1,9 @@
 """A network that changes between the reference's plugins and ours, on a "host" of its own."""
 
 import json
+import os
 import shutil
 import subprocess
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from nodeplug.testing import CniRuntime, Sandbox, ScratchNode
+from nodeplug.testing import CniRuntime, Sandbox, ScratchNode, forked
 
 DEBIAN = Path("/usr/lib/cni")
 DUAL = [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]
@@ -108,5 +108,7 @@ def use(mover: Keeping, keeper: str) -> None:
 def hand_over(mover: Mover, *more: str) -> list[dict[str, Any]]:
     """Run the command on the "host", and return what it tells."""
     paths = ["--data-dir", str(mover.folder / "addresses"), "--run-dir", str(mover.node.paths.run)]
-    data = [*paths, "--json"]
-    return list(json.loads(mover.run(sys.executable, "-m", "nodeplug", "net", "to-reference", *data, *more)))
+    with mover.host.netns.entered():
+        done = forked.run("nodeplug", ["net", "to-reference", *paths, "--json", *more], os.environ)
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))

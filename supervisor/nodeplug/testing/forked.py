@@ -1,4 +1,4 @@
-"""Daemons that start within milliseconds: forked from a process that has imported everything already.
+"""Daemons and commands that start within milliseconds: forked from a process that has imported everything already.
 
 Owns: one such process for each Python environment, and handles of what it forked.
 Refuses: to fork this process, which has threads (`fork_server` does it, in a process of its own).
@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -117,6 +118,23 @@ def start(
     }
     server = _server(env)
     return Forked(server, int(server.ask(order)["pid"]))
+
+
+def run(target: str, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Do so and wait for its end; return its status and what it printed.
+
+    Args:
+        target: see `start`.
+        arguments: see `start`.
+        env: see `start`.
+
+    Raises:
+        NotReady: the process that forks has ended.
+    """
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+        status = start(target, arguments, env, stdout=Path(out.name), stderr=Path(err.name)).wait()
+        said = [stream.read().decode() for stream in (out, err)]
+    return subprocess.CompletedProcess([target, *arguments], status, *said)
 
 
 def _server(env: Mapping[str, str]) -> "_Server":

@@ -65,6 +65,8 @@ class ScratchNode:
         self._within = list(within)
         self._env = {**os.environ, **(env or {})}
         self._fork = fork and not within
+        # Who forks has imported what these variables say; one for a single command would take longer than that command.
+        self._fork_commands = not within and (fork or not any(name.startswith("PYTHON") for name in env or ()))
         self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._paths: Paths | None = None
         self._isolation = isolation
@@ -116,7 +118,12 @@ class ScratchNode:
         return [*arguments[0].split(), "--config", str(self.config_path), "--root", str(self.root), *arguments[1:]]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a nodeplug command for this node and return what it printed; never raises for its exit status."""
+        """Run a nodeplug command for this node and return what it printed; never raises for its exit status.
+
+        It is forked as with `fork`, unless it has another `PYTHONPATH` than this process or runs `within` a command.
+        """
+        if self._fork_commands:
+            return forked.run("nodeplug", self._located(*arguments), self._env)
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False, env=self._env)
 
     def start(self) -> None:

@@ -185,3 +185,21 @@ def test_processes_that_fork_do_not_pile_up(forks: Forks) -> None:
             former = server
     assert gone(former)
     assert not gone(server)
+
+
+def test_a_command_is_told_with_its_status_and_both_streams(tmp_path: Path) -> None:
+    done = ScratchNode(tmp_path, "[plugins.tmpfs]\n").run("check-config")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tmpfs" in done.stdout
+    done = ScratchNode(tmp_path, "x = = 1\n").run("check-config")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nodeplug.toml" in done.stderr
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_command_is_executed_where_a_process_that_forks_would_serve_it_alone(own: bool, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "sitecustomize.py").write_text("import sys\nsys.stderr.write(f'{sys.orig_argv}')\n")
+    env = {"PYTHONPATH": f"{tmp_path / 'code'}:{ENV['PYTHONPATH']}"} if own else {}
+    said = ScratchNode(tmp_path, "", env=env).run("check-config").stderr
+    assert ("check-config" in said) is own
