@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeplug.testing import Sandbox
+from nodeplug import Netns
+from nodeplug.testing import Sandbox, forked
 
 pytestmark = pytest.mark.xdist_group("leftovers")
 """Every namespace of the machine is looked at, and the tests use one address."""
@@ -50,9 +52,9 @@ class Place:
     def run(self, *options: str) -> str:
         places = {"data": "networks", "cache": "results", "tuning": "tuning", "run": "run"}
         folders = [word for name, place in places.items() for word in (f"--{name}-dir", str(self.folder / place))]
-        inside = ["nsenter", f"--net={self.host}", "--"]
-        command = [*inside, sys.executable, "-m", "nodeplug", "net", "gc", *folders, *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "250"})
+        with closing(Netns.open(str(self.host))) as host, host.entered():
+            done = forked.run("nodeplug", ["net", "gc", *folders, *options], {**os.environ, "COLUMNS": "250"})
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     def gc(self, *options: str) -> list[dict[str, Any]]:

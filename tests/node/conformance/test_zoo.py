@@ -33,7 +33,7 @@ def _needed(request: pytest.FixtureRequest) -> None:
 
 
 def asked(params: dict[str, Any]) -> dict[str, Any]:
-    """Say what the run for a test is asked for: one way to run a plugin where one way to break its rule is looked at."""
+    """Say what the run for a test is asked for: one way to run a plugin is enough to see its rule broken."""
     if "rule" not in params:
         return {"plugin": params["plugin"]}
     isolation = RULES[params["rule"]].isolation[0]

@@ -36,7 +36,7 @@ def play(root: Path, story: Story, group: str = "") -> None:
 
     async def run() -> None:
         async with Kubelet(root / "var/lib/kubelet") as kubelet:
-            node = ScratchNode(root, plugins, supervisor=SUPERVISOR)
+            node = ScratchNode(root, plugins, supervisor=SUPERVISOR, fork=True)
             await asyncio.to_thread(node.start)
             try:
                 await story(kubelet, dev, node)

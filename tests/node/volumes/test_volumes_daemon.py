@@ -32,7 +32,7 @@ CACHE = FlexVolume("cache", {"size": "1Mi"}, secrets={"token": b"correct-horse"}
 def node() -> Iterator[ScratchNode]:
     root = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")).resolve()
     (root / "shared").mkdir()
-    scratch = ScratchNode(root, PLUGINS.format(root=root))
+    scratch = ScratchNode(root, PLUGINS.format(root=root), fork=True)
     try:
         with scratch:
             installed = scratch.run("install")
