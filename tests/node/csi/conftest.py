@@ -86,7 +86,7 @@ def start_kubelet() -> Iterator[Callable[..., Kubelet]]:
 
     def start(plugins: str, **more: Any) -> Kubelet:
         root = Path(tempfile.mkdtemp(prefix="npc")).resolve()
-        node = ScratchNode(root, plugins, **({"supervisor": 'listen = ""\ncsi = true', "fork": True} | more))
+        node = ScratchNode(root, plugins, fork=True, **({"supervisor": 'listen = ""\ncsi = true'} | more))
         folder = node.paths.plugins_registry
         folder.mkdir(parents=True)
         started.append(Kubelet(node, folder.parent))
