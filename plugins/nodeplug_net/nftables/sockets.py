@@ -73,18 +73,26 @@ class NftSockets:
         Yields:
             A socket; it is closed if the block fails, because replies may be left in it.
         """
-        idle = self._idle.setdefault(netns.identity, [])
-        try:
-            _, netlink = idle.pop()
-        except IndexError:
-            netlink = open_nft()
+        namespace = netns.identity
+        netlink = self.take(namespace)
         try:
             yield netlink
         except BaseException:
             self.reaper.close(netlink)
             raise
-        idle.append((time.monotonic(), netlink))
-        self._expire(netns.identity)
+        self.give_back(namespace, netlink)
+
+    def take(self, namespace: Identity) -> Netlink:
+        """Return a socket of the namespace that the calling thread is in, for `give_back` or to be closed."""
+        try:
+            return self._idle.setdefault(namespace, []).pop()[1]
+        except IndexError:
+            return open_nft()
+
+    def give_back(self, namespace: Identity, netlink: Netlink) -> None:
+        """Keep a socket of a namespace for the next call; every reply to it has been read."""
+        self._idle.setdefault(namespace, []).append((time.monotonic(), netlink))
+        self._expire(namespace)
 
     def _expire(self, current: Identity) -> None:
         for identity in list(self._idle):

@@ -146,7 +146,7 @@ class HostPorts:
         with errors.kept():
             removed = self._remove(request, label)
             if record is not None:
-                self._forget_later(record.wanted.mappings().forwards)
+                self._forget_later(namespace, record.wanted.mappings().forwards)
             self._release(namespace, label)
         errors.raise_all()
         return removed
@@ -316,20 +316,22 @@ class HostPorts:
         except (OSError, PluginError) as error:
             self._log.warning(_GO_ON, error)
 
-    def _forget_later(self, forwards: Sequence[Forward]) -> None:
+    def _forget_later(self, namespace: Identity, forwards: Sequence[Forward]) -> None:
         """Delete the connections of ports that lead nowhere any more, in the background.
 
         The kernel walks through its whole table for each port and version of IP, ten milliseconds each, and nobody
         waits for what that finds.
         """
-        netlink = open_nft()  # of the namespace that the calling thread is in
+        netlink = self._nft.take(namespace)  # which the calling thread is in
 
         def sweep() -> None:
             try:
-                with netlink:
-                    conntrack.forget_after(netlink, forwards)
+                conntrack.forget_after(netlink, forwards)
             except OSError as error:
+                netlink.close()
                 self._log.warning(_GO_ON, error)
+            else:
+                self._nft.give_back(namespace, netlink)
 
         self._sweeper.later(sweep)
 
