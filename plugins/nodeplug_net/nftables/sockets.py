@@ -62,6 +62,7 @@ class NftSockets:
 
     reaper: Reaper
     _idle: dict[Identity, list[tuple[float, Netlink]]] = field(default_factory=dict)
+    _closed: bool = False
 
     @contextmanager
     def lent(self, netns: Netns) -> Iterator[Netlink]:
@@ -91,6 +92,9 @@ class NftSockets:
 
     def give_back(self, namespace: Identity, netlink: Netlink) -> None:
         """Keep a socket of a namespace for the next call; every reply to it has been read."""
+        if self._closed:
+            netlink.close()
+            return
         self._idle.setdefault(namespace, []).append((time.monotonic(), netlink))
         self._expire(namespace)
 
@@ -109,7 +113,8 @@ class NftSockets:
             return
 
     def close(self) -> None:
-        """Close every idle socket, in the calling thread."""
+        """Close every idle socket, in the calling thread, and those that are given back from now on."""
+        self._closed = True
         for idle in list(self._idle.values()):
             while idle:
                 idle.pop()[1].close()

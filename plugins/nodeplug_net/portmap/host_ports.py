@@ -8,6 +8,7 @@ ends with the daemon, or is found again in what the host keeps.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Address
@@ -31,6 +32,8 @@ from nodeplug_net.undo import Errors, Undo
 if TYPE_CHECKING:
     import logging
 
+_BEHIND: Final = 1.0
+"""Seconds between the end of a port and that of its connections."""
 _GO_ON: Final = "connections to former owners of host ports go on: %s"
 RECORDS: Final = "ports"
 """The folder of the records, below the plugin's own in /run."""
@@ -317,14 +320,16 @@ class HostPorts:
             self._log.warning(_GO_ON, error)
 
     def _forget_later(self, namespace: Identity, forwards: Sequence[Forward]) -> None:
-        """Delete the connections of ports that lead nowhere any more, in the background.
+        """Delete the connections of ports that lead nowhere any more, a moment later and in the background.
 
-        The kernel walks through its whole table for each port and version of IP, ten milliseconds each, and nobody
-        waits for what that finds.
+        The kernel walks through its whole table for each port and version of IP, ten milliseconds each, on a processor
+        that the rest of the pod's end needs now. Nobody waits for what that finds: an ADD that gets one of the ports
+        looks by itself.
         """
-        netlink = self._nft.take(namespace)  # which the calling thread is in
+        netlink, due = self._nft.take(namespace), time.monotonic() + _BEHIND  # the calling thread is in that namespace
 
         def sweep() -> None:
+            time.sleep(max(due - time.monotonic(), 0.0))
             try:
                 conntrack.forget_after(netlink, forwards)
             except OSError as error:

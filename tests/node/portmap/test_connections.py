@@ -2,14 +2,18 @@
 
 import socket
 from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
 from tests.node.outside import HOST
 from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, mapping, serve
 
+from nodeplug.testing import Sandbox
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
 from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.nftables.sockets import open_nft
 from nodeplug_net.portmap import conntrack
 from nodeplug_net.portmap.config import Forward
 
@@ -116,20 +120,36 @@ def test_connections_of_other_ports_stay_when_a_container_ends(lab: Lab) -> None
     assert lab.connections("dport=8081") == before != []
 
 
-def test_the_table_is_walked_only_where_somebody_is_connected(
-    lab: Lab, client: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walks: list[str] = []
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ports whose connections were looked for."""
+    found: list[str] = []
     look = conntrack._connections
 
-    def counted(netlink: Netlink, forward: Forward) -> list[conntrack.Connection]:
-        walks.append(forward.name)
+    def noted(netlink: Netlink, forward: Forward) -> list[conntrack.Connection]:
+        found.append(forward.name)
         return look(netlink, forward)
 
-    monkeypatch.setattr(conntrack, "_connections", counted)
+    monkeypatch.setattr(conntrack, "_connections", noted)
+    return found
+
+
+def test_the_table_is_walked_where_somebody_is_connected(lab: Lab, client: socket.socket, walks: list[str]) -> None:
     lab.add("c1", mapping(8080, protocol="udp"))
     lab.serve("c1", kind=DATAGRAM)
-    assert not walks
     assert said(client) == "c1"
+    walks.clear()
     lab.delete("c1", mapping(8080, protocol="udp"))
     until(lambda: walks)
+
+
+def test_the_table_is_not_walked_for_a_namespace_without_connections(short_path: Path, walks: list[str]) -> None:
+    forward = Forward(17, None, 8080, ip_address("10.88.0.2"), 80)
+
+    def forget() -> int:
+        with open_nft() as netlink:
+            return conntrack.forget_after(netlink, [forward])
+
+    with Sandbox(short_path / "quiet") as quiet:
+        assert run_in(quiet.netns, forget) == 0
+    assert not walks

@@ -29,7 +29,7 @@ LABEL = "nodeplug net c1 eth0"
 def every_step(scratch: ScratchCni, verb: str, prepare: Callable[[], object] = lambda: None) -> Iterator[int]:
     words = [str(scratch.folder), scratch.host_netns.path, verb, json.dumps(CONFIG)]
     return killing.every_step(
-        "tests.node.portmap.killed", words, least={"add": 20, "del": 6, "gc": 6}[verb], prepare=prepare
+        "tests.node.portmap.killed", words, least={"add": 20, "del": 5, "gc": 6}[verb], prepare=prepare
     )
 
 
