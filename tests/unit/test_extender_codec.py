@@ -84,6 +84,12 @@ def test_no_node_in_a_list_is_a_request_without_nodes() -> None:
     assert empty.written == {}
 
 
+@pytest.mark.parametrize("nodes", [[], [[]], [{"metadata": {"name": "a"}}]])
+def test_nodes_that_are_no_list_of_the_api_server_are_refused(nodes: list[object]) -> None:
+    with pytest.raises(InvalidRequest, match="nodes is an array"):
+        VERBS["filter"].decode("example", body(Pod=POD, Nodes=nodes, NodeNames=None))
+
+
 def test_a_node_of_whom_nothing_is_said_has_failed_without_a_reason() -> None:
     answer = json.loads(VERBS["filter"].encode(asked(), ExtenderVerdict(nodes=("a",))))
     assert answer["FailedNodes"] == {"b": "the extender example gave no reason"}

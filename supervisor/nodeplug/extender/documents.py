@@ -42,6 +42,8 @@ def read(body: bytes, listed: str = "") -> dict[str, Any]:
         def member(name: str, text: str, at: int) -> tuple[Any, int]:
             if name == listed and text[at : at + 1] == "{":
                 return _listed(text, at)
+            if name == listed and text[at : at + 1] == "[":
+                raise ValueError(f"{name} is an array; a list of the API server is an object with items")
             return _DECODER.raw_decode(text, at)
 
         document, end = _object(text, _skip(text, 0), member)
