@@ -15,8 +15,9 @@ from nodeplug_net.attachment import Attachment, network_label, of_label
 from nodeplug_net.ipam.addressing import Addressing
 from nodeplug_net.needs import Networks
 from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Interface, Link, Links
+from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.netlink.reaper import Reaper
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.nftables.masquerade import Element, Masquerade, Masquerading
 from nodeplug_net.nftables.sockets import NftSockets, open_nft
 from nodeplug_net.nftables.spoof_check import SpoofCheck

@@ -9,8 +9,9 @@ from typing import Final
 
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import EEXIST, Request
-from nodeplug_net.netlink.links import Interface, Link, Links
+from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.netlink.messages import u32
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.sysctl import get_sysctl, set_sysctl
 
 _FORWARDING: Final[Mapping[int, str]] = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}

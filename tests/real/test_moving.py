@@ -16,7 +16,7 @@ from tests.real.moving import DEBIAN, KEEPERS, PROGRAMS, Mover, hand_over, refus
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.netlink.links import Interface
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.nftables.masquerade import Masquerade
 from nodeplug_net.nftables.sockets import open_nft
 from nodeplug_net.reference import nft as reference_nft

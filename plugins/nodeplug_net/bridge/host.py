@@ -11,7 +11,8 @@ from ipaddress import IPv4Interface, IPv6Interface
 from nodeplug import CniIp, InvalidRequest, PluginError
 from nodeplug_net.bridge.config import BridgeConfig
 from nodeplug_net.forwarding import ensure_forwarding, prepare_gateway_interface
-from nodeplug_net.netlink.links import Interface, Link, Links
+from nodeplug_net.netlink.links import Link, Links
+from nodeplug_net.netlink.routes import Interface, interface
 from nodeplug_net.sysctl import set_sysctl
 
 
@@ -55,7 +56,7 @@ def _create(links: Links, config: BridgeConfig) -> None:
 
 def gateway_addresses(ips: Sequence[CniIp]) -> list[Interface]:
     """Return the addresses of the bridge as a gateway: each gateway with its subnet's prefix."""
-    return [type(ip.address)((ip.gateway, ip.address.network.prefixlen)) for ip in ips if ip.gateway is not None]
+    return [interface(ip.gateway.packed, ip.address.network.prefixlen) for ip in ips if ip.gateway is not None]
 
 
 def ensure_gateway(links: Links, bridge: Link, config: BridgeConfig, ips: Sequence[CniIp]) -> None:

@@ -20,7 +20,8 @@ from nodeplug_net.forwarding import connect, ensure_forwarding, not_forwarding, 
 from nodeplug_net.needs import Needs
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import Netlink, Request
-from nodeplug_net.netlink.links import Interface, Link, Links
+from nodeplug_net.netlink.links import Link, Links
+from nodeplug_net.netlink.routes import Interface
 
 
 def mend(request: CniStatus, plane: Dataplane) -> None:

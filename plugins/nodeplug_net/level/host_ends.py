@@ -17,8 +17,9 @@ from nodeplug import CniIp
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import Netlink, Request
-from nodeplug_net.netlink.links import Interface, Link, Links, parse_address
+from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.netlink.policy import routes_by_link
+from nodeplug_net.netlink.routes import Interface, parse_address
 from nodeplug_net.nftables.masquerade import Element, Masquerade
 from nodeplug_net.nftables.sockets import open_nft
 from nodeplug_net.nftables.spoof_check import SpoofCheck

@@ -12,8 +12,9 @@ from nodeplug import PluginError
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.changes import IPV6_ADDRESSES, Changes
 from nodeplug_net.netlink.connection import ENODEV, Request
-from nodeplug_net.netlink.links import OPER_UP, Link, Links, parse_address
+from nodeplug_net.netlink.links import OPER_UP, Link, Links
 from nodeplug_net.netlink.messages import u32
+from nodeplug_net.netlink.routes import parse_address
 
 _PATIENCE: Final = 5.0
 _FLAGS: Final = 18  # ifaddrmsg.ifa_flags, behind the header

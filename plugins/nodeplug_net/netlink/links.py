@@ -5,21 +5,20 @@ Refuses: dumps where a single request is enough, and caches: the kernel is asked
 """
 
 import errno
-import ipaddress
 import os
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 from nodeplug import CniRoute, Netns
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import EEXIST, ENODEV, NESTED, Netlink, Request, attributes, text
 from nodeplug_net.netlink.messages import IFF_PROMISC, IFF_UP, mac_bytes, u32
+from nodeplug_net.netlink.routes import Interface, Route, parse_address, parse_routes
 
-Interface = IPv4Interface | IPv6Interface
 _NO_ROUTE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES})
 """What the kernel says of an address without a way: unreachable, blackhole, prohibited."""
 OPER_UP: Final = 6
@@ -41,21 +40,14 @@ _BR_VLAN_FILTERING: Final = 7
 _BR_VLAN_DEFAULT_PVID: Final = 39
 _BRPORT_MODE: Final = 4
 _BRPORT_ISOLATED: Final = 33
-_IFA_ADDRESS: Final = 1
-_IFA_LOCAL: Final = 2
-_RTA_DST: Final = 1
 _RTA_OIF: Final = 4
 _MAIN: Final = 254
-_RTA_GATEWAY: Final = 5
-_RTA_MULTIPATH: Final = 9
-_RTA_TABLE: Final = 15
 _U32: Final = struct.Struct("=I")
 _I32: Final = struct.Struct("=i")
 _TEXTS: Final = {_IFLA_IFNAME: "name", _IFLA_IFALIAS: "alias"}
 _IFINFO: Final = struct.Struct("=iI")
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _NUMBERS: Final = {_IFLA_MTU: "mtu", _IFLA_LINK: "peer", _IFLA_MASTER: "master", _IFLA_LINK_NETNSID: "peer_netns"}
-_HOP: Final = struct.Struct("=HBBi")
 
 
 @dataclass(slots=True)
@@ -162,52 +154,6 @@ def _parse_kind(link: Link, message: bytes, start: int, end: int) -> None:
             link.kind_data = {one: message[begin:stop] for one, begin, stop in attributes(message, first, last)}
         elif kind == _INFO_SLAVE_DATA:
             link.port_data = message[first:last]
-
-
-def parse_address(message: bytes) -> Interface:
-    """Read an RTM_NEWADDR message; IFA_LOCAL is the interface's own address, IFA_ADDRESS a peer's if both exist."""
-    found = {kind: message[start:end] for kind, start, end in attributes(message, 24)}
-    return ipaddress.ip_interface((found.get(_IFA_LOCAL) or found[_IFA_ADDRESS], message[17]))
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A route of one interface: what CHECK compares."""
-
-    dst: IPv4Network | IPv6Network
-    gw: ipaddress.IPv4Address | ipaddress.IPv6Address | None
-    table: int
-
-
-def parse_routes(message: bytes, index: int) -> Iterator[Route]:
-    """Read an RTM_NEWROUTE message (struct rtmsg after the header, attributes from byte 28).
-
-    Args:
-        message: as the kernel sent it.
-        index: of the interface whose hops count. Two interfaces with the same IPv6 route share one message: the kernel
-            merges them into a route with several hops.
-    """
-    version = 4 if message[16] == 2 else 6
-    found = {kind: message[start:end] for kind, start, end in attributes(message, 28)}
-    dst = ipaddress.ip_network((found.get(_RTA_DST) or bytes(4 if version == 4 else 16), message[17]))
-    table = _U32.unpack(found[_RTA_TABLE])[0] if _RTA_TABLE in found else message[20]
-    hops = [found] if _RTA_MULTIPATH not in found else _parse_hops(found[_RTA_MULTIPATH], index)
-    for hop in hops:
-        gateway = hop.get(_RTA_GATEWAY)
-        yield Route(dst, ipaddress.ip_address(gateway) if gateway else None, table)
-
-
-def _parse_hops(hops: bytes, index: int) -> Iterator[dict[int, bytes]]:
-    """Walk the struct rtnexthop items of RTA_MULTIPATH: length, flags, weight, interface, attributes."""
-    start = 0
-    while start + _HOP.size <= len(hops):
-        length, _, _, interface = _HOP.unpack_from(hops, start)
-        if length < _HOP.size:
-            return
-        if interface == index:
-            inner = attributes(hops, start + _HOP.size, start + length)
-            yield {kind: hops[first:last] for kind, first, last in inner}
-        start += (length + 3) & ~3
 
 
 def get_request(name: str) -> Request:

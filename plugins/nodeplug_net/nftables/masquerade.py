@@ -17,7 +17,7 @@ from typing import Final
 
 from nodeplug import PluginError
 from nodeplug_net.netlink.connection import Netlink, Request, attributes, failure, text
-from nodeplug_net.netlink.links import Interface
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.nftables import masquerade_messages as nft
 from nodeplug_net.nftables.encoding import Network
 from nodeplug_net.nftables.transactions import ABSENT, BODY, commit, dump, generation_of

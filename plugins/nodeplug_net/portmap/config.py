@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from nodeplug import CniAttachmentRequest, CniRequest, CniResult, InvalidRequest
-from nodeplug_net.netlink.links import Interface
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.portmap.conditions import Condition, is_of_iptables, parse_conditions
 
 PROTOCOLS: Final = {"tcp": 6, "udp": 17, "sctp": 132}

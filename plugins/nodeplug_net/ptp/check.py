@@ -15,7 +15,8 @@ from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
 from nodeplug_net.inner_attachment import differences
 from nodeplug_net.level.host_ends import HostEnd
 from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Link, Links, Route, links_in
+from nodeplug_net.netlink.links import Link, Links, links_in
+from nodeplug_net.netlink.routes import Route
 from nodeplug_net.ptp.config import PtpConfig, parse_ptp
 from nodeplug_net.ptp.host import host_addresses
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from nodeplug import CniIp
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import Request
-from nodeplug_net.netlink.links import Interface, Link, Links, address_request
+from nodeplug_net.netlink.links import Link, Links, address_request
 from nodeplug_net.netlink.messages import u32
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.sysctl import set_sysctl
 
 

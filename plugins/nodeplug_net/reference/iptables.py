@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.netlink.links import Interface
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.nftables.encoding import MULTICAST
 from nodeplug_net.reference.programs import Programs, execute
 from nodeplug_net.reference.rules import Rule, chain_of, iptables_comment_of

@@ -11,7 +11,7 @@ from ipaddress import ip_network
 from typing import Final
 
 from nodeplug_net.netlink.connection import attributes, text
-from nodeplug_net.netlink.links import Interface
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.nftables.encoding import (
     APPEND,
     ASK,

@@ -11,7 +11,7 @@ from typing import Final
 from nodeplug import PluginError
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.netlink.connection import Netlink, failure
-from nodeplug_net.netlink.links import Interface
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.nftables.encoding import NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6
 from nodeplug_net.nftables.transactions import commit, dump, generation_of
 from nodeplug_net.reference import messages as reference

@@ -10,7 +10,7 @@ from typing import Final
 
 from nodeplug import InvalidRequest
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.netlink.links import Interface
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.portmap.conditions import is_of_iptables
 from nodeplug_net.portmap.config import PortmapConf, PortMapping, Wanted, host_ip_of
 from nodeplug_net.reference.iptables import list_chosen, quoted, restore_chosen

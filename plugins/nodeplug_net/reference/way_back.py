@@ -14,7 +14,8 @@ from ipaddress import IPv4Interface, IPv6Interface
 
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Interface, Links
+from nodeplug_net.netlink.links import Links
+from nodeplug_net.netlink.routes import Interface
 from nodeplug_net.nftables.masquerade import Element, Masquerade
 from nodeplug_net.reference.recorded import Node
 from nodeplug_net.reference.traces import Reference

@@ -17,9 +17,10 @@ from nodeplug_net.lower_link import creating
 from nodeplug_net.netlink import policy
 from nodeplug_net.netlink.connection import EEXIST, Netlink, Request
 from nodeplug_net.netlink.link_messages import attribute, change_link, create_link
-from nodeplug_net.netlink.links import Interface, Link, Links, address_request, up_request
+from nodeplug_net.netlink.links import Link, Links, address_request, up_request
 from nodeplug_net.netlink.messages import u32
 from nodeplug_net.netlink.policy import KernelRoute
+from nodeplug_net.netlink.routes import Interface
 
 KIND: Final = "vrf"
 _IFLA_VRF_TABLE: Final = 1

@@ -142,7 +142,7 @@ def decode(document: Any, version: str) -> CniResult:
         IncompatibleVersion: the result has a version of another family.
         Undecodable: a value has the wrong type; the message names it.
     """
-    if not isinstance(document, Mapping):
+    if not isinstance(document, dict) and not isinstance(document, Mapping):
         raise Undecodable(f"a CNI result is an object, found {_kind(document)}")
     members = family(version)
     folded = fold(document)
@@ -228,13 +228,16 @@ def _get(item: Mapping[str, Any], key: str, where: str, kind: type[T], due: str)
 def _items(item: Mapping[str, Any], key: str, where: str, read: Callable[[Mapping[str, Any], str], T]) -> tuple[T, ...]:
     found = []
     for index, entry in enumerate(_get(item, key, where, list, "a list") or ()):
-        if not isinstance(entry, Mapping):
+        if not isinstance(entry, dict):  # as `fold` makes them
             raise _wrong(where, f"{key}[{index}]", "an object", entry)
         found.append(read(entry, f"{key}[{index}]"))
     return tuple(found)
 
 
 def _text(item: Mapping[str, Any], key: str, where: str) -> str:
+    value = item.get(key)
+    if value is None or type(value) is str:  # nearly always
+        return value or ""
     return _get(item, key, where, str, "a string") or ""
 
 
@@ -246,7 +249,7 @@ def _texts(item: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def _number(item: Mapping[str, Any], key: str, where: str) -> int | None:
-    return _get(item, key, where, int, "a whole number")
+    return None if item.get(key) is None else _get(item, key, where, int, "a whole number")
 
 
 def _parsed(text: str, key: str, where: str, due: str, parse: Callable[[str], T]) -> T:

@@ -7,7 +7,7 @@ Refuses: JSON and versions (the codec converts both).
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeplug.contract import cni_args
 from nodeplug.contract.netns import Netns
@@ -352,14 +352,19 @@ class CniDifference:
     repaired: bool = False
 
 
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+"""Types of values in which no key is; asking an abstract class of each costs more than the rest of the copy."""
+
+
 def fold(value: Any) -> Any:
     """Copy decoded JSON with every object key in lower case.
 
     Go matches keys without regard to case and the callers use that: containerd sends `HostPort` where podman sends
     `hostPort`. Of two keys that fold to one, the later wins.
     """
-    if isinstance(value, Mapping):
-        return {str(key).lower(): fold(item) for key, item in value.items()}
+    if isinstance(value, dict) or (type(value) not in _PLAIN and isinstance(value, Mapping)):
+        items = value.items()
+        return {str(key).lower(): item if type(item) in _PLAIN else fold(item) for key, item in items}
     if isinstance(value, list | tuple):
-        return [fold(item) for item in value]
+        return [item if type(item) in _PLAIN else fold(item) for item in value]
     return value
