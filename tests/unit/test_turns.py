@@ -27,7 +27,9 @@ class Running:
 
     def begun(self, coroutine: Coroutine[Any, None, None]) -> ThreadTask:
         """Return a task whose steps another thread makes from now on."""
-        task = self.task(coroutine)
+        return self.begin(self.task(coroutine))
+
+    def begin(self, task: ThreadTask) -> ThreadTask:
         threading.Thread(target=task.run, args=(lambda: None,), name="its own", daemon=True).start()
         return task
 
@@ -214,7 +216,8 @@ def test_a_task_that_waits_goes_on_on_the_loop(running: Running) -> None:
             await asyncio.sleep(0)
         seen.append((where(), stepping(), loop_of_caller() is running.loop, task.is_current))
 
-    task = running.begun(steps())
+    task = running.task(steps())
+    running.begin(task)
     until(task.ended.done)
     assert seen == ["its own", ("the loop", None, True, True)]
 

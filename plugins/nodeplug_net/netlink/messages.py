@@ -2,8 +2,7 @@
 
 Owns: the shape of every rtnetlink message that is sent, and where its variable parts lie. pyroute2 needs about 100
 microseconds to encode a veth pair; copying a template and writing into it needs three.
-Refuses: sockets and replies. pyroute2 is imported by the first template, not by this module, because
-`nodeplug check-config` sends nothing.
+Refuses: sockets and replies. pyroute2 is imported by the first template, as `nodeplug check-config` sends nothing.
 """
 
 import struct

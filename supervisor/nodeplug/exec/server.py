@@ -9,7 +9,6 @@ that.
 """
 
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -18,12 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from nodeplug.contract.errors import Ending, NotSupported, PluginError, TryAgain, clip, wire
+from nodeplug.contract.errors import Ending, NotSupported, PluginError, TryAgain
 from nodeplug.contract.netns import Netns
 from nodeplug.exec.arrival import Arrival
 from nodeplug.exec.doorway import Doorway
 from nodeplug.exec.frame import SUCCESSION, Frame, Reply
 from nodeplug.exec.listening import Identity, listen
+from nodeplug.exec.refusal import refusal
 from nodeplug.hosting.call import has_hung_up, new_request_id, set_caller
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane, Unanswered
@@ -43,18 +43,6 @@ _LOOK: Final = 0.5
 """Seconds between two checks that the socket is still at its path (one stat(2))."""
 _SILENCE: Final = 10.0
 _GRACE: Final = 2.0
-
-
-def refusal(style: str, error: PluginError, request: str = "") -> Reply:
-    """Write an error for a style: CNI error JSON, FlexVolume status JSON, or text on stderr."""
-    text = clip(str(error))
-    if request and request not in text:
-        text += f" (request {request})"
-    if style == "cni":
-        return Reply(1, json.dumps({"code": wire(error).cni, "msg": text}).encode() + b"\n")
-    if style == "flex":
-        return Reply(0, json.dumps({"status": wire(error).flex, "message": text}).encode() + b"\n")
-    return Reply(1, b"", f"{text}\n".encode(errors="replace"))
 
 
 class ExecServer:
