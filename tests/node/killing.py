@@ -17,7 +17,7 @@ from nodeplug_net.netlink.connection import Netlink
 
 Step = tuple[Any, str]
 """What has a function that is a step, and the function's name."""
-STEPS: Sequence[Step] = ((Path, "mkdir"), (Path, "rename"), (Path, "unlink"), (os, "fsync"))
+STEPS: Sequence[Step] = ((Path, "mkdir"), (Path, "rename"), (os, "unlink"), (os, "fsync"))
 _ROOT = Path(__file__).parents[2]
 _MOST = 200
 _BATCH = 0x10
