@@ -83,6 +83,19 @@ def test_entering_within_another_leads_back_one_by_one(other: Netns, third: Netn
     assert run_in(None, places) == [other.identity, third.identity, other.identity]
 
 
+def test_entering_one_after_another_leads_back_home_each_time(other: Netns, third: Netns) -> None:
+    def places() -> list[tuple[int, int]]:
+        found = [here()]
+        for one in (other, third):
+            with one.entered():
+                pass
+            found.append(here())
+        return found
+
+    home, *later = run_in(None, places)
+    assert later == [home, home]
+
+
 def test_a_thread_finds_back_where_the_namespace_that_it_is_in_was_closed(other: Netns, third: Netns) -> None:
     def place() -> tuple[int, int]:
         copy = Netns(os.dup(other.fd), "copy")

@@ -24,6 +24,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import OVERDUE_LIMIT, Route, Slot
 from nodeplug.hosting.strays import Strays
+from nodeplug.process.turns import ThreadTask, TurnLoop
 
 
 class Probe:
@@ -71,6 +72,29 @@ def test_a_hook_runs_in_a_thread_named_after_plugin_hook_and_key() -> None:
 
     run(lambda: add(Runner(), route_to(note)))
     assert names == ["probe:cni_add:k"]
+
+
+def test_a_request_that_brings_its_thread_calls_one_hook_in_it_and_the_next_in_another() -> None:
+    threads: list[threading.Thread] = []
+
+    def note(_: Any) -> CniResult:
+        threads.append(threading.current_thread())
+        return CniResult()
+
+    loop, runner, route = TurnLoop(), Runner(), route_to(note)
+
+    async def twice() -> None:
+        await add(runner, route)
+        await add(runner, route)
+
+    task = ThreadTask(loop, twice())
+    own = threading.Thread(target=task.run, args=(lambda: None,))
+    own.start()
+    loop.run_until_complete(task.ended)
+    own.join()
+    loop.close()
+    first, second = threads
+    assert first is own is not second
 
 
 def test_the_request_id_is_visible_inside_the_hook() -> None:

@@ -142,7 +142,7 @@ def decode(document: Any, version: str) -> CniResult:
         IncompatibleVersion: the result has a version of another family.
         Undecodable: a value has the wrong type; the message names it.
     """
-    if not isinstance(document, dict) and not isinstance(document, Mapping):
+    if not isinstance(document, Mapping):
         raise Undecodable(f"a CNI result is an object, found {_kind(document)}")
     members = family(version)
     folded = fold(document)
@@ -249,7 +249,7 @@ def _texts(item: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def _number(item: Mapping[str, Any], key: str, where: str) -> int | None:
-    return None if item.get(key) is None else _get(item, key, where, int, "a whole number")
+    return _get(item, key, where, int, "a whole number")
 
 
 def _parsed(text: str, key: str, where: str, due: str, parse: Callable[[str], T]) -> T:

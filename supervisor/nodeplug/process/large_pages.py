@@ -13,6 +13,7 @@ import gc
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,8 @@ def gather() -> threading.Thread:
     found = Counter(id(one) // _SIZE for one in gc.get_objects())
     dense = [number * _SIZE for number, count in found.items() if count >= _ENOUGH]
     thread = threading.Thread(target=_collapse, args=(dense,), name="large-pages", daemon=True)
-    thread.start()
+    with suppress(RuntimeError):  # the process has as many threads as it may
+        thread.start()
     return thread
 
 
