@@ -191,6 +191,7 @@ class _Serving:
             self._finish()
             raise
         asyncio.run_coroutine_threadsafe(self.server.serve(), self.loop)
+        self.wait_for(asyncio.sleep(0))  # by then it has begun, and opened all that it holds
         if self.spooler is not None:
             asyncio.run_coroutine_threadsafe(self.spooler.run_spool(), self.loop)
 
