@@ -14,6 +14,9 @@ VERSION: Final = 1
 DOMAIN: Final = "nodeplug.io"
 _FIRST: Final = "aliyun.com/gpu-mem"
 _LONGEST: Final = 63
+SETTLES: Final = 3.0
+"""Seconds for which a node still chooses cards by its former figures after it has told new ones: until those are seen,
+and until pods have come that were placed by the former ones."""
 _POLICIES: Final = ("binpack", "spread")
 
 

@@ -30,6 +30,7 @@ from nodeplug_gpu.sharing.exclusive import ExclusiveSharing
 from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sharing.replicas import TimeSlicing
+from nodeplug_gpu.sharing.told import ToldUnits
 
 _CONCLUSIVE: Final = frozenset({"running", "absent"})
 """States of the driver in which a card that is not shown is absent."""
@@ -224,7 +225,7 @@ class InventoryTracker:
             why = why if unit == wanted else "that size may be in use; it changes a minute after the last release"
             self.host.log.warning("%s: a unit is %d MiB, not %d MiB: %s", name, unit >> 20, entry.unit >> 20, why)
         self.allocations.set_unit_size(name, unit)
-        self._sharings[name] = MemorySharing(entry, self.paths, unit)
+        self._sharings[name] = MemorySharing(entry, self.paths, unit, ToldUnits(self.clock))
 
     def _pools(self, assignment: Assignment, snapshot: Snapshot, draining: Mapping[Uuid, str]) -> dict[str, Pool]:
         present = {card.uuid for card in snapshot.cards} if snapshot.state != "absent" else set()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeplug import InvalidRequest
-from nodeplug_gpu.extender.assumptions import REPLACED, SETTLED, Assumed, Assumptions
+from nodeplug_gpu.extender.assumptions import REPLACED, SETTLED, Assumed, Assumptions, Outcome
 from nodeplug_gpu.extender.model import NodeModel, Verdict, place
 from nodeplug_gpu.extender.wants import Kind, Want, wants_of
 from nodeplug_gpu.free_memory import FreeCard, FreeMemory, PodName
@@ -151,7 +151,21 @@ def test_without_pods_their_units_are_free_and_never_more_than_the_card_has() ->
 
 
 def under_way(known: Assumptions, published: FreeMemory, now: float = 1.0, **more: Any) -> list[int]:
-    return [wants[0].units for wants in known.under_way("n", published, now, **more)]
+    return [wants[0].units for wants in known.under_way("n", published, now, **more).strangers]
+
+
+def taken(known: Assumptions, published: FreeMemory, now: float = 1.0, **more: Any) -> list[dict[CardKey, int]]:
+    found = known.under_way("n", published, now, **more)
+    return [dict(found.takes(one)) for one in found.outcomes]
+
+
+def outcome(**pods: dict[CardKey, int]) -> Outcome:
+    return frozenset((f"uid-{name}", frozenset(units.items())) for name, units in pods.items())
+
+
+def place_one(known: Assumptions, name: str, published: FreeMemory, *outcomes: Outcome) -> None:
+    placed = replace(assumed(name, 3), placed=True, before=published.seq)
+    known.assume(placed, published, outcomes)
 
 
 def assumed(name: str, units: int, since: float = 0.0, where: str = "n") -> Assumed:
@@ -170,14 +184,44 @@ def test_a_pod_is_under_way_until_the_node_names_it() -> None:
 
 def test_a_pod_whose_cards_were_judged_takes_those_until_its_node_names_it() -> None:
     known, before = Assumptions(), node(10, 20)
-    for name, taken in (("one", {A: 3}), ("two", {A: 1, B: 2})):
-        known.assume(replace(assumed(name, 3), taken=taken), before)
+    place_one(known, "one", before, outcome(one={A: 3}))
+    place_one(known, "two", before, outcome(one={A: 3}, two={A: 1, B: 2}))
     known.assume(assumed("strange", 5), before)
-    assert known.taken("n", before, 1.0) == {A: 4, B: 2}
-    assert known.taken("n", before, 1.0, but={"uid-one"}) == {A: 1, B: 2}
+    assert taken(known, before) == [{A: 4, B: 2}]
+    assert taken(known, before, but={"uid-one"}) == [{A: 1, B: 2}]
     assert under_way(known, before) == [5]
-    assert known.taken("n", node(10, 20, "default/one", seq=2), 1.0) == {A: 1, B: 2}
-    assert known.taken("elsewhere", before, 1.0) == {}
+    assert taken(known, node(10, 20, "default/one", seq=2)) == [{A: 1, B: 2}]
+    known.forget("uid-two")
+    assert taken(known, before) == [{A: 3}]
+    assert known.under_way("elsewhere", before, 1.0).outcomes == (frozenset(),)
+
+
+def test_a_pod_that_its_node_has_named_counts_beside_the_figures_before() -> None:
+    known, before, after = Assumptions(), node(10, 20), node(7, 20, "default/one", seq=2)
+    place_one(known, "one", before, outcome(one={A: 3}))
+    assert taken(known, after) == [{}]
+    assert taken(known, before, former=True) == [{A: 3}]
+
+
+def test_of_what_may_become_of_pods_that_is_left_which_the_node_says() -> None:
+    known, before, after = Assumptions(), node(10, 20), node(10, 17, "default/one", seq=2)
+    place_one(known, "one", before, outcome(one={A: 3}), outcome(one={B: 3}))
+    place_one(known, "two", before, outcome(one={A: 3}, two={B: 4}), outcome(one={B: 3}, two={A: 4}))
+    assert taken(known, after) == [{B: 4}, {A: 4}]
+    known.settle("n", {"uid-one": {B: 3}}, forget=False)
+    assert taken(known, after) == [{A: 4}]
+    assert taken(known, before, former=True) == [{A: 4, B: 3}]
+    known.settle("n", {"uid-one": {B: 3}}, forget=True)
+    assert known.under_way("n", after, 1.0).outcomes == (outcome(two={A: 4}),)
+
+
+def test_a_pod_that_has_begun_and_that_its_node_does_not_name_may_have_ended() -> None:
+    known, before = Assumptions(), node(10, 20)
+    place_one(known, "one", before, outcome(one={A: 3}))
+    assert taken(known, before, waiting=()) == [{A: 3}]  # it was placed by these figures
+    assert taken(known, node(10, 19, seq=2), waiting={"uid-one"}) == [{A: 3}]  # it waits for its node
+    assert taken(known, node(10, 19, seq=3), waiting=None) == [{A: 3}]  # nobody knows
+    assert taken(known, node(10, 18, seq=4), waiting=()) == [{A: 3}, {}]
 
 
 def test_a_pod_that_was_named_and_is_gone_is_not_under_way_again() -> None:
@@ -232,7 +276,7 @@ def test_a_pod_counts_once_and_on_one_node() -> None:
     known.assume(assumed("one", 1), None)
     known.assume(assumed("one", 1), None)
     assert under_way(known, node(10, 20)) == [1]
-    assert known.under_way("elsewhere", node(10, 20), 1.0) == []
+    assert known.under_way("elsewhere", node(10, 20), 1.0).strangers == []
 
 
 def test_pods_that_no_node_names_are_told_after_a_while_and_named_ones_are_forgotten() -> None:

@@ -19,6 +19,7 @@ from nodeplug_gpu.placement import Policy, card_for
 
 Verdict = Literal["fits", "full", "never"]
 """Whether a pod gets its cards: now, perhaps when others have gone, or never on this node."""
+_VERDICTS: Final[Sequence[Verdict]] = ("fits", "full", "never")
 HIGHEST: Final = 10
 
 
@@ -163,6 +164,11 @@ class NodeModel:
                 if card in units:
                     free[card] = min(free[card] + count, units[card])
         return NodeModel(self.published, free)
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict | None:
+    """Return the verdict on a pod of which it is not known how things will be when it comes; None without any."""
+    return max(verdicts, key=_VERDICTS.index, default=None)
 
 
 def free_of(cards: Iterable[FreeCard]) -> Mapping[CardKey, int]:

@@ -1,16 +1,17 @@
 """What nodes say of a resource, as it was last seen.
 
-Owns: reading an annotation once for each change, what is kept of it, and how many nodes are remembered. Any thread may
-ask.
+Owns: reading an annotation once for each change, what is kept of it, which former ones a node may still go by, and how
+many nodes are remembered. Any thread may ask.
 Refuses: I/O, and pods under way (`assumptions`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 from nodeplug_gpu.extender.model import free_of
-from nodeplug_gpu.free_memory import FreeCard, FreeMemory, Unreadable, annotation_of, decode, skim
+from nodeplug_gpu.free_memory import SETTLES, FreeCard, FreeMemory, Unreadable, annotation_of, decode, skim
 from nodeplug_gpu.ids import CardKey
 
 _REMEMBERED: Final = 20_000
@@ -55,16 +56,26 @@ class Published:
         return decode(self.text)
 
 
+class _Former(NamedTuple):
+    """What a node said until it was seen to say something else."""
+
+    said: Published
+    until: float
+
+
 class Nodes:
     """The nodes that were seen.
 
     Args:
         resource: of which they speak.
+        clock: seconds of a clock that never goes back.
     """
 
-    def __init__(self, resource: str) -> None:
+    def __init__(self, resource: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._annotation = annotation_of(resource)
+        self._clock = clock
         self._known: dict[str, tuple[str, Published | Unreadable]] = {}
+        self._former: dict[str, tuple[_Former, ...]] = {}
 
     def read(self, name: str, node: Mapping[str, Any]) -> Published | None:
         """Return what a v1 Node says, and remember it; None if it says nothing.
@@ -76,16 +87,37 @@ class Nodes:
         text = annotations.get(self._annotation)
         if not isinstance(text, str):
             self._known.pop(name, None)
+            self._former.pop(name, None)
             return None
         known = self._known.get(name)
         if known is None or known[0] != text:
-            known = (text, _read(text))
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[name] = known
+            known = self._note(name, known[1] if known is not None else None, text)
         if isinstance(known[1], Unreadable):
             raise known[1]
         return known[1]
+
+    def _note(self, name: str, before: Published | Unreadable | None, text: str) -> tuple[str, Published | Unreadable]:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+            self._former.clear()
+        if isinstance(before, Published):
+            former = _Former(replace(before, text=""), self._clock())
+            self._former[name] = (*self._still(name), former)
+        known = self._known[name] = (text, _read(text))
+        return known
+
+    def former(self, name: str) -> Sequence[Published]:
+        """Return what a node said before, and may still choose cards by: news count `SETTLES` after they were told."""
+        left = self._still(name)
+        if left:
+            self._former[name] = left
+        else:
+            self._former.pop(name, None)
+        return [one.said for one in left]
+
+    def _still(self, name: str) -> tuple[_Former, ...]:
+        due = self._clock() - SETTLES
+        return tuple(one for one in self._former.get(name, ()) if one.until > due)
 
     def last(self, name: str) -> Published | None:
         """Return what a node said last; None if it is not known."""

@@ -6,7 +6,7 @@ Refuses: to choose a node, which is the scheduler's, and to reserve anything bef
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Final
 
@@ -28,9 +28,9 @@ from nodeplug import (
     Uncertain,
     hookimpl,
 )
-from nodeplug_gpu.extender.assumptions import Assumed, Assumptions
+from nodeplug_gpu.extender.assumptions import Assumed, Assumptions, Outcome, UnderWay
 from nodeplug_gpu.extender.config import ExtenderConfig
-from nodeplug_gpu.extender.model import NodeModel
+from nodeplug_gpu.extender.model import NodeModel, worst
 from nodeplug_gpu.extender.nodes import Nodes, Published
 from nodeplug_gpu.extender.pods import bound_at, is_finished, node_of, uid_of
 from nodeplug_gpu.extender.turns import Turns
@@ -41,6 +41,10 @@ from nodeplug_gpu.ids import CardKey
 
 _LATE: Final = 5.0
 """Seconds after which a node should have named a pod that was bound to it."""
+_UNTOLD: Final = 12.0
+"""Seconds after which no node counts units any more of a pod that it has not named and that has ended."""
+_OUTCOMES: Final = 64
+"""Of pods on their way to a node, at most: nearly always there is one."""
 _REMEMBERED: Final = 10_000
 """Pods between filter and bind."""
 _EXAMPLE: Final = FreeMemory(
@@ -68,9 +72,9 @@ class GpuExtender:
         }
     }
 
-    def __init__(self, config: ExtenderConfig, host: Host) -> None:
-        self._config, self._host = config, host
-        self._nodes, self._assumptions = Nodes(config.resource), Assumptions()
+    def __init__(self, config: ExtenderConfig, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._host, self._clock = config, host, clock
+        self._nodes, self._assumptions = Nodes(config.resource, clock), Assumptions()
         self._wanted: dict[str, Sequence[Want]] = {}
         self._bound: Collection[str] | None = None
         self._turns = Turns()
@@ -126,11 +130,11 @@ class GpuExtender:
         left, failed, unresolvable = [], {}, {}
         for name, node in request.nodes.items():
             try:
-                model = self._model(name, node, uid_of(request.pod))
+                models = self._models(name, node, uid_of(request.pod))
             except Unreadable:
                 unresolvable[name] = self._unreadable
                 continue
-            verdict = model.judge(wants) if model is not None else ""
+            verdict = worst(model.judge(wants) for model in models)
             if verdict == "fits":
                 left.append(name)
             elif verdict == "full":
@@ -145,10 +149,10 @@ class GpuExtender:
         wants, scores = self._wants(request.pod), {}
         for name, node in request.nodes.items() if wants else ():
             try:
-                model = self._model(name, node, uid_of(request.pod))
+                models = self._models(name, node, uid_of(request.pod))
             except Unreadable:
                 continue
-            scores[name] = model.score(wants, self._config.score) if model is not None else 0
+            scores[name] = min((model.score(wants, self._config.score) for model in models), default=0)
         return scores
 
     @hookimpl
@@ -167,7 +171,7 @@ class GpuExtender:
             held = _frees(published, victims) if published is not None else None
             if published is None or held is None:
                 continue
-            if self._now(name, published, victims.pods).without(held).place(wants) is not None:
+            if all(model.without(held).place(wants) is not None for model in self._now(name, published, victims.pods)):
                 kept[name] = victims
         return kept
 
@@ -205,13 +209,52 @@ class GpuExtender:
         published = self._followed(request.node)
         if published is None:
             raise TryAgain(f"node {request.node}: {self._absent}")
-        model = self._now(request.node, published, [request.uid])
-        placed = model.place(wants)
-        if placed is None:
-            raise TryAgain(f"node {request.node}: {self._full}: another pod has come first")
-        now, taken = time.monotonic(), model.takes(placed)
-        made = Assumed(request.uid, request.namespace, request.pod, request.node, wants, now, taken)
-        self._assumptions.assume(made, published)
+        outcomes = self._outcomes(request.node, published, request.uid, wants)
+        made = Assumed(
+            *(request.uid, request.namespace, request.pod, request.node, wants, self._clock()),
+            placed=True,
+            before=published.seq,
+        )
+        self._assumptions.assume(made, published, outcomes)
+
+    def _outcomes(self, node: str, published: Published, uid: str, wants: Sequence[Want]) -> Sequence[Outcome]:
+        """Return what may become of the pods of a node with a further one, which finds its cards whatever that is.
+
+        Raises:
+            TryAgain: perhaps it does not.
+        """
+        found: dict[Outcome, None] = {}
+        former = self._nodes.former(node)
+        self._settle(node, published, forget=not former)
+        saying = [(published, self._under_way(node, published, [uid]))]
+        saying += [(said, self._under_way(node, said, [uid], former=True)) for said in former]
+        for said, under_way in saying:
+            for outcome in under_way.outcomes:
+                model = NodeModel.of(said, under_way.strangers, under_way.takes(outcome))
+                placed = model.place(wants)
+                if placed is None:
+                    why = "another pod has come first" if said is published else "so it was a moment ago"
+                    raise TryAgain(f"node {node}: {self._full}: {why}")
+                found[outcome | {(uid, frozenset(model.takes(placed).items()))}] = None
+        if len(found) > _OUTCOMES:
+            raise TryAgain(f"node {node}: it has not said yet on which cards pods are that were bound a moment ago")
+        return tuple(found)
+
+    def _settle(self, node: str, published: Published, *, forget: bool) -> None:
+        """Leave out of what may become of pods what the node has said to be otherwise."""
+        self._under_way(node, published, ())
+        named = self._assumptions.named(node, published)
+        if named:
+            whole = published.whole
+            held = dict(zip(whole.pods, whole.held, strict=False))
+            taken = {
+                pod.uid: {CardKey(card): units for card, units in has.items()}
+                for pod in named
+                for name, has in held.items()
+                if name.means(pod.namespace, pod.name, pod.uid)
+            }
+            gone = {pod.uid: dict[CardKey, int]() for pod in named} if forget else {}
+            self._assumptions.settle(node, {**gone, **taken}, forget=forget)
 
     def _wants(self, pod: Mapping[str, Any]) -> Sequence[Want]:
         wants, uid = wants_of(pod, self._config.resource), uid_of(pod)
@@ -221,21 +264,22 @@ class GpuExtender:
             self._wanted[uid] = wants
         return wants
 
-    def _model(self, name: str, node: Mapping[str, Any] | None, uid: str) -> NodeModel | None:
+    def _models(self, name: str, node: Mapping[str, Any] | None, uid: str) -> Sequence[NodeModel]:
         if node is None:
             node = self._host.scheduling.node(name)  # nobody knows it, or nobody follows nodes, which it says
         published = self._nodes.read(name, node) if node is not None else None
-        if published is None:
-            return None
-        return self._now(name, published, [uid])
+        return self._now(name, published, [uid]) if published is not None else ()
 
-    def _now(self, name: str, published: Published, but: Collection[str]) -> NodeModel:
-        """Return the model of a node as it will be, without some pods that are on their way to it."""
+    def _now(self, name: str, published: Published, but: Collection[str]) -> Sequence[NodeModel]:
+        """Return the models of a node as it may be, without some pods that are on their way to it."""
         if name not in self._assumptions:
-            return NodeModel(published, published.free)
-        now, known = time.monotonic(), self._assumptions
-        under_way = known.under_way(name, published, now, but)
-        return NodeModel.of(published, under_way, known.taken(name, published, now, but))
+            return (NodeModel(published, published.free),)
+        under_way = self._under_way(name, published, but)
+        taken = {frozenset(takes.items()): takes for takes in map(under_way.takes, under_way.outcomes)}
+        return [NodeModel.of(published, under_way.strangers, takes) for takes in taken.values()]
+
+    def _under_way(self, name: str, said: Published, but: Collection[str], *, former: bool = False) -> UnderWay:
+        return self._assumptions.under_way(name, said, self._clock(), but, former=former, waiting=self._bound)
 
     def _followed(self, name: str) -> Published | None:
         """Return what a node says now; None if it says nothing that can be read."""
@@ -265,7 +309,7 @@ class GpuExtender:
             for pod in sorted(fresh, key=bound_at):
                 if wants := wants_of(pod, self._config.resource):
                     metadata, name = pod["metadata"], node_of(pod)
-                    found = Assumed(uid_of(pod), metadata["namespace"], metadata["name"], name, wants, time.monotonic())
+                    found = Assumed(uid_of(pod), metadata["namespace"], metadata["name"], name, wants, self._clock())
                     self._assumptions.assume(found, self._followed(name) if known is not None else None)
             self._bound = pods.keys()
 
@@ -286,9 +330,11 @@ class GpuExtender:
     def _look(self) -> None:
         """Forget pods that will never be named by their node."""
         self._learn()
-        for one in self._assumptions.waiting(time.monotonic(), _LATE):
+        for one in self._assumptions.waiting(now := self._clock(), _LATE):
             current = self._host.scheduling.pod(one.namespace, one.name)
-            if current is None or uid_of(current) != one.uid or node_of(current) != one.node or is_finished(current):
+            ended = current is None or uid_of(current) != one.uid or is_finished(current)
+            bound = ended or (current is not None and node_of(current) == one.node)
+            if not bound or (ended and (not one.placed or now - one.since > _UNTOLD)):
                 self._assumptions.forget(one.uid)
 
 

@@ -109,7 +109,7 @@ class MemorySharing:
         return units
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId] | None:
-        """Choose units of one card, of those that were free when the cluster was last told, if one has enough of them.
+        """Choose units of one card, of those that were free when the cluster was told, if one has enough of them.
 
         Whoever places pods knows of no others: one that has become free since would lead to another card than they
         expect, where the later containers of the pod might find too little.
@@ -119,9 +119,13 @@ class MemorySharing:
             return None
         self._free = {card: len(names) for card, names in by_card(request.available).items()}
         must = frozenset(request.must_include)
-        known = [*request.must_include, *self.told.free(one for one in request.available if one not in must)]
-        chosen = single_card(replace(request, available=tuple(known)), self.config.policy)
-        return chosen if len(chosen) >= request.size else single_card(request, self.config.policy)
+        chosen: list[DeviceId] = []
+        for known in self.told.free([one for one in request.available if one not in must]):
+            asked = replace(request, available=(*request.must_include, *known))
+            chosen = single_card(asked, self.config.policy)
+            if len(chosen) >= request.size:
+                break
+        return chosen
 
     def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
         """Allocate units of one card.

@@ -54,7 +54,7 @@ class Life:
         """Have a pod bound whatever the model says of it, and compare with what kubelet does."""
         self.names += 1
         name = f"p{self.names}"
-        model = NodeModel.of(self.published, self.known.under_way("n", self.published, self.now))
+        model = NodeModel.of(self.published, self.known.under_way("n", self.published, self.now).strangers)
         self.known.assume(Assumed(f"uid-{name}", "default", name, "n", wants, self.now), self.published)
         expected, verdict = model.place(wants), model.judge(wants)
         assert min(model.free.values()) >= 0
