@@ -13,7 +13,7 @@ a writable disk, the next start does not know what this one advertised.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -100,7 +100,7 @@ class _Pending:
 class Allocations:
     """The allocation state of one instance of the plugin.
 
-    `add_pending`, `pending_of_card` and `pending_of` may be called by any thread; the owner serialises everything else.
+    `add_pending` and what begins with `pending` may be called by any thread; the owner serialises everything else.
 
     Attributes:
         reported: by kubelet, at the last `refresh`.
@@ -223,6 +223,11 @@ class Allocations:
         """Return how many ids of a resource are pending."""
         with self._lock:
             return sum(name == resource for name, _ in self._pending)
+
+    def pending_ids(self, resource: str) -> Collection[DeviceId]:
+        """Return the ids of a resource that are pending."""
+        with self._lock:
+            return {one for name, one in self._pending if name == resource}
 
     def _confirm(self, holdings: Mapping[str, Iterable[Holding]]) -> None:
         """Drop what kubelet reports by now, and what it should have reported."""

@@ -76,10 +76,11 @@ class ClusterView:
         for entry in self.config.resources:
             sharing, inventory = self.tracker.sharings.get(entry.resource), self.tracker.inventory
             if isinstance(sharing, MemorySharing) and entry.resource in grants:
-                uuids = [member.card.uuid for member in inventory.members_of(entry.resource)]
-                found = [one for uuid in uuids for one in report.allocations_of(inventory, entry, uuid)]
+                members = inventory.members_of(entry.resource)
+                found = [one for it in members for one in report.allocations_of(inventory, entry, it.card.uuid)]
                 held = frozenset(unit for one in found if one.orphaned is None for unit in one.ids)
-                yield sharing, held, grants[entry.resource]
+                withheld = [unit for one in members for unit in one.withheld]
+                yield sharing, held.union(withheld), grants[entry.resource]
 
     # --- what is free
 
@@ -116,7 +117,7 @@ class ClusterView:
                 held.update(one.ids)  # several containers of a pod may hold the same ones
             else:
                 more += report.in_units(self.tracker, entry, member, one)
-        free = max(units - len(held) - more, 0)
+        free = max(units - len(held | member.withheld) - more, 0)
         return FreeCard(card_key(card.uuid), card.uuid, card.minor, units, free, member.healthy)
 
     def _held(self, entry: Memory) -> Mapping[PodName, Mapping[str, int]]:

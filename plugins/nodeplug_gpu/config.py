@@ -49,6 +49,7 @@ _MaybeResource = Annotated[ExtendedResource, WrapValidator(lambda name, check: c
 _NAME = TypeAdapter(ExtendedResource)
 _UNNAMED = "nvidia.com/mig"
 """Stands for `resource` where no profile has a valid name: the error reported is that of the profiles."""
+Withhold = Literal["after-refusal", "always", "never"]
 Kind = Literal["exclusive", "replicas", "memory", "mig"]
 
 
@@ -172,6 +173,11 @@ class Memory(_Resource):
     reserve: Quantity = Field(0, description="Memory of each card that is not advertised, for CUDA's own contexts.")
     policy: Literal["binpack", "spread"] = Field(
         "binpack", description="The fullest card that fits, or the emptiest one."
+    )
+    withhold: Withhold = Field(
+        "after-refusal",
+        description="When free units beyond those of the card that has most of them are listed as unhealthy, so that "
+        "a pod that fits their sum and no card waits, and is not rejected: once one was, always, or never.",
     )
     max_units_per_card: int = Field(
         2000, ge=1, le=16000, description="With more units than this on the largest card, units become larger."

@@ -22,6 +22,7 @@ from nodeplug import (
     DevicePrefer,
     DeviceReleased,
     ExclusiveClaim,
+    Exhausted,
     Grant,
     Host,
     InvalidRequest,
@@ -204,8 +205,15 @@ class Gpu:
     def device_allocate(self, request: DeviceAllocate) -> Grant:
         """Allocate cards, or say with the numbers why not."""
         sharing, pool = self._tracker.inventory.advertised(self._tracker.entry_of(request.resource), request.resource)
-        grant = sharing.allocate(request, pool)
+        try:
+            grant = sharing.allocate(request, pool)
+        except Exhausted:
+            self._tracker.refused(request.resource, len(request.ids))
+            self._request_update()
+            raise
         self._tracker.allocated(request.resource, request.ids)
+        if self._tracker.withholds(request.resource):
+            self._request_update()  # another card may have most of what is free now
         return grant
 
     @hookimpl

@@ -12,6 +12,7 @@ from nodeplug import Device, DeviceId, NotFound, NotReady
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Mig, Resource, advertises_mig
 from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.withholding import REASON
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,14 @@ class PoolMember:
     Attributes:
         card: as the driver showed it last.
         reason: why it is not allocatable; empty when it is.
+        withheld: ids that are listed as unhealthy though the card is not.
         still_held: ids that are listed as healthy all the same, so that containers which hold them may restart.
     """
 
     card: Card
     reason: str = ""
     still_held: frozenset[DeviceId] = frozenset()
+    withheld: frozenset[DeviceId] = frozenset()
 
     @property
     def healthy(self) -> bool:
@@ -35,7 +38,7 @@ class PoolMember:
 
     def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = ()) -> Device:
         """Return a replica or unit of the card, as kubelet lists it."""
-        reason = "" if name in self.still_held else self.reason
+        reason = "" if name in self.still_held else self.reason or (REASON if name in self.withheld else "")
         return Device(name, healthy=not reason, reason=reason, numa_nodes=numa_nodes)
 
     def require_healthy(self) -> Card:

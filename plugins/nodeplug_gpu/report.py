@@ -184,6 +184,8 @@ def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str
     allocated = sum(len(one.ids) for one in inventory.allocations if one.resource == name) + pending
     counts = name != entry.resource and isinstance(entry, Memory)
     notes = [f"only counts the cards; ask for {entry.resource}"] if counts else []
+    if withheld := 0 if counts else sum(len(one.withheld) for one in inventory.members_of(entry.resource)):
+        notes.append(f"{withheld} free units are withheld: with those of another card no container could use them")
     if isinstance(sharing, MigInstances):
         notes += sharing.unadvertised(inventory.pools.get(entry.resource, Pool()))
     return {
@@ -193,6 +195,7 @@ def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str
         "policy": None if counts else getattr(entry, "policy", None),
         "devices": len(devices),
         "healthy": sum(device.healthy for device in devices),
+        "withheld": withheld,
         "allocated": None if inventory.allocations_unknown else allocated,
         "unconfirmed": pending,
         "reason": reason,
@@ -204,7 +207,7 @@ def _orphaned_resources(inventory: Inventory) -> Iterator[dict[str, Any]]:
     """Describe what is no longer advertised and still allocated."""
     kinds = {one.resource: one.orphaned for one in inventory.allocations if one.orphaned is not None}
     for name, sharing in kinds.items():
-        numbers = {"devices": 0, "healthy": 0, "unconfirmed": 0, "unit_bytes": None, "policy": None}
+        numbers = {"devices": 0, "healthy": 0, "withheld": 0, "unconfirmed": 0, "unit_bytes": None, "policy": None}
         allocated = sum(len(one.ids) for one in inventory.allocations if one.resource == name)
         note = "it is no longer advertised; containers keep what they were allocated"
         yield {"resource": name, "sharing": sharing, "allocated": allocated, "reason": "", "notes": [note], **numbers}

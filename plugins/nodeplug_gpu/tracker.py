@@ -12,7 +12,7 @@ is listed as unhealthy in its new one until they are gone.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nodeplug import DeviceId, Host, NotFound, ResourceName
@@ -21,6 +21,7 @@ from nodeplug_gpu.allocations import GRACE_PERIOD, Allocation, Allocations
 from nodeplug_gpu.cards import Card, GpuEvent, Snapshot, Uuid
 from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, Resource, resource_names
 from nodeplug_gpu.health import GONE, HealthMonitor
+from nodeplug_gpu.ids import by_card, card_key
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.limits import excess_replicas, limits_of
 from nodeplug_gpu.pool import Assignment, Pool, PoolMember, assign_cards
@@ -31,6 +32,7 @@ from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sharing.replicas import TimeSlicing
 from nodeplug_gpu.sharing.told import ToldUnits
+from nodeplug_gpu.withholding import Withholding
 
 _CONCLUSIVE: Final = frozenset({"running", "absent"})
 """States of the driver in which a card that is not shown is absent."""
@@ -55,10 +57,14 @@ class InventoryTracker:
     _health: HealthMonitor = field(init=False)
     _assigned: Mapping[Uuid, str] = field(default_factory=dict)
     _sharings: dict[str, Sharing] = field(default_factory=dict)
+    _withholding: dict[str, Withholding] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._health = HealthMonitor(self.config.health)
         self.allocations = Allocations(self.host, self.clock)
+        self._withholding = {
+            entry.resource: Withholding(entry.withhold) for entry in self.config.resources if isinstance(entry, Memory)
+        }
 
     @property
     def sharings(self) -> Mapping[str, Sharing]:
@@ -76,6 +82,15 @@ class InventoryTracker:
         by_card = sharing.by_card(ids, pool) if sharing is not None else {}
         cards = {one: card for card, mine in by_card.items() for one in mine}
         self.allocations.add_pending(resource, name, {one: cards.get(one) for one in ids})
+
+    def refused(self, resource: str, units: int) -> None:
+        """Note that no card has as many units of a resource as a container has asked for."""
+        if resource in self._withholding:
+            self._withholding[resource].refused(units)
+
+    def withholds(self, resource: str) -> bool:
+        """Whether units of a resource are withheld, which changes with each allocation."""
+        return resource in self._withholding and self._withholding[resource].active
 
     def update(self, snapshot: Snapshot, events: Sequence[GpuEvent] = ()) -> Inventory:
         """Build the inventory from a snapshot of the hardware and what kubelet reports by now."""
@@ -239,8 +254,28 @@ class InventoryTracker:
                 for one in self.allocations.records.values()
                 if (one.resource, one.sharing) == (entry.resource, entry.sharing) and one.card.uuid not in listed
             ]
-            pools[entry.resource] = Pool(tuple(members))
+            pools[entry.resource] = Pool(tuple(self._withheld(entry, members)))
         return pools
+
+    def _withheld(self, entry: Resource, members: Sequence[PoolMember]) -> Iterator[PoolMember]:
+        """Yield the members of a pool, with what is withheld of them; nothing new while kubelet tells no holders."""
+        sharing = self._sharings.get(entry.resource)
+        if not isinstance(sharing, MemorySharing):
+            yield from members
+            return
+        if self.allocations.reported.unknown:
+            before = {one.card.uuid: one.withheld for one in self.inventory.members_of(entry.resource)}
+            yield from (replace(one, withheld=before.get(one.card.uuid, frozenset())) for one in members)
+            return
+        allocations = self.allocations
+        held = allocations.reported.ids.get(entry.resource, {}).keys() | allocations.pending_ids(entry.resource)
+        free = {
+            card_key(one.card.uuid): [unit for unit in sharing.unit_ids(one) if unit not in held]
+            for one in members
+            if one.healthy
+        }
+        chosen = by_card(self._withholding[entry.resource].choose(free))
+        yield from (replace(one, withheld=frozenset(chosen.get(card_key(one.card.uuid), ()))) for one in members)
 
     def _member(self, entry: Resource, card: Card, draining: str) -> PoolMember:
         """Return a member of a pool. Where only the limits have changed, what containers hold of it stays healthy."""

@@ -95,11 +95,7 @@ class MemorySharing:
         return units
 
     def _units(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
-        units = [
-            member.device(unit_id(card_key(member.card.uuid), number))
-            for member in pool.members
-            for number in range(self.units(member))
-        ]
+        units = [member.device(name) for member in pool.members for name in self.unit_ids(member)]
         if pool.members and not units:
             largest = max(member.card.memory for member in pool.members)
             raise NotFound(
@@ -107,6 +103,11 @@ class MemorySharing:
                 f"which {self.config.reserve >> 20} MiB are reserved: choose a smaller unit or reserve"
             )
         return units
+
+    def unit_ids(self, member: PoolMember) -> Sequence[DeviceId]:
+        """Return the ids of a card's units."""
+        key = card_key(member.card.uuid)
+        return [unit_id(key, number) for number in range(self.units(member))]
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId] | None:
         """Choose units of one card, of those that were free when the cluster was told, if one has enough of them.
