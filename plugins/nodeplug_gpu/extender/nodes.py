@@ -92,6 +92,8 @@ class Nodes:
         known = self._known.get(name)
         if known is None or known[0] != text:
             known = self._note(name, known[1] if known is not None else None, text)
+        elif name in self._former:
+            self.former(name)  # thousands of nodes need not keep what they said once
         if isinstance(known[1], Unreadable):
             raise known[1]
         return known[1]

@@ -243,18 +243,21 @@ class GpuExtender:
     def _settle(self, node: str, published: Published, *, forget: bool) -> None:
         """Leave out of what may become of pods what the node has said to be otherwise."""
         self._under_way(node, published, ())
-        named = self._assumptions.named(node, published)
-        if named:
+        if not (named := self._assumptions.named(node, published)):
+            return
+        try:
             whole = published.whole
-            held = dict(zip(whole.pods, whole.held, strict=False))
-            taken = {
-                pod.uid: {CardKey(card): units for card, units in has.items()}
-                for pod in named
-                for name, has in held.items()
-                if name.means(pod.namespace, pod.name, pod.uid)
-            }
-            gone = {pod.uid: dict[CardKey, int]() for pod in named} if forget else {}
-            self._assumptions.settle(node, {**gone, **taken}, forget=forget)
+        except Unreadable:  # what pods hold is read by this alone
+            return
+        held = dict(zip(whole.pods, whole.held, strict=False))
+        taken = {
+            pod.uid: {CardKey(card): units for card, units in has.items()}
+            for pod in named
+            for name, has in held.items()
+            if name.means(pod.namespace, pod.name, pod.uid)
+        }
+        gone = {pod.uid: dict[CardKey, int]() for pod in named} if forget else {}
+        self._assumptions.settle(node, {**gone, **taken}, forget=forget)
 
     def _wants(self, pod: Mapping[str, Any]) -> Sequence[Want]:
         wants, uid = wants_of(pod, self._config.resource), uid_of(pod)
