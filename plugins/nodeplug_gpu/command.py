@@ -1,6 +1,6 @@
-"""`nodeplug gpu`.
+"""`nodeplug gpu`, and what belongs to it.
 
-Owns: its options.
+Owns: their options.
 Refuses: everything else: the daemon has the data, and three renderers print it. They are imported when they are needed,
 since every `nodeplug --help` imports this module.
 """
@@ -8,6 +8,7 @@ since every `nodeplug --help` imports this module.
 import socket
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,8 +27,9 @@ class Format(StrEnum):
     json = "json"
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def gpu(
+    context: typer.Context,
     config: Config = DEFAULT,
     root: Root = None,
     as_json: Json = False,
@@ -49,6 +51,8 @@ def gpu(
 
     Example: `nodeplug gpu --json | jq '.[].cards[] | select(.state != "healthy")'`
     """
+    if context.invoked_subcommand is not None:
+        return
     from nodeplug_gpu.chart import chart
 
     if detailed and layout is not Format.gpushare:
@@ -64,6 +68,38 @@ def gpu(
         print(_gpushare(report, detailed=detailed))  # noqa: T201 - spaces separate the columns; rich would wrap
     else:
         show(chart(report))
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Its configuration file, a ConfigMap with such files, or `-`.")
+    ],
+    key: Annotated[
+        str, typer.Option("--key", metavar="NAME", help="Which file of a ConfigMap.", show_default=False)
+    ] = "",
+    variables: Annotated[
+        list[str],
+        typer.Option("--env", metavar="NAME=VALUE", help="A variable of its container; once for each."),
+    ] = [],  # noqa: B006 - typer's way
+    as_json: Json = False,
+) -> None:
+    """Translate the configuration of NVIDIA's device plugin: print what does the same here.
+
+    Prints a `[plugins.gpu.config]`, led by a comment for each key that means something else here, or nothing. What it
+    prints is checked as `nodeplug check-config` would.
+
+    Example: `nodeplug gpu import config.yaml --env MIG_STRATEGY=mixed --env DP_DISABLE_HEALTHCHECKS=79`
+
+    Example: `kubectl get -n gpu-operator configmap time-slicing -o yaml | nodeplug gpu import - --key any`
+    """
+    from nodeplug_gpu.importing import imported, rendered
+
+    found = imported(file, key, variables)
+    if as_json:
+        print_json({"config": found.config, "notes": found.notes})
+    else:
+        print(rendered(found), end="")  # noqa: T201 - a file
 
 
 def _gpushare(report: Mapping[str, Any], *, detailed: bool) -> str:
