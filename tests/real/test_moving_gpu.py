@@ -1,0 +1,88 @@
+"""A node moves from another plugin for whole cards to this one and back, with pods that go on: the ids are the same."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.real.conftest import HERE, PUBLISHED
+from tests.real.consumers import Lab, PrivateNode, open_lab
+from tests.real.whole_cards import RESOURCE
+
+from nodeplug.testing import folders
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kubelet")]
+CARDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(3)]
+NETWORK = '[plugins.bridge]\n[plugins.host-local]\n[plugins.loopback.config]\nnames = ["loopback"]\n'
+FORMER = f'{NETWORK}[plugins.former]\nuses = "whole_cards:WholeCards"\nisolation = "thread"\n'
+OURS = (
+    f'{NETWORK}[plugins.gpu.config]\ndriver = "simulated"\npoll = "200ms"\n'
+    + "".join(f'[[plugins.gpu.config.simulated]]\nuuid = "{one}"\n' for one in CARDS)
+    + f'[[plugins.gpu.config.resources]]\nsharing = "exclusive"\nresource = "{RESOURCE}"\n'
+)
+ONE = {RESOURCE: 1}
+
+
+@pytest.fixture(scope="module")
+def lab(make_private_node: Callable[..., PrivateNode], runtime: Path | None, kubelet_program: Path) -> Iterator[Lab]:
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    search = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    env = {"PYTHONPATH": search, "CARDS": ",".join(CARDS)}
+    try:
+        with (
+            make_private_node(folder / "n") as private,
+            open_lab(
+                *(private, folder, kubelet_program, FORMER),
+                resource=RESOURCE,
+                conflists=[PUBLISHED],
+                runtime=runtime,
+                env=env,
+            ) as made,
+        ):
+            yield made
+    finally:
+        log = folder / "n" / "daemon.log"
+        sys.stdout.write(log.read_text() if log.exists() else "")  # shown when the test fails
+        folders.remove(folder)
+
+
+def switch(lab: Lab, plugins: str) -> None:
+    """Change the configuration, and wait until kubelet has the other plugin's list."""
+    lab.until_listed(lambda: lab.daemon.configure(plugins))
+
+
+def card_of(lab: Lab, pod: str) -> str:
+    lines = lab.kubelet.execute(pod, "/bin/env").splitlines()
+    return next(line.partition("=")[2] for line in lines if line.startswith("NVIDIA_VISIBLE_DEVICES="))
+
+
+def holders(lab: Lab) -> dict[str, list[str]]:
+    ended = lab.daemon.run("gpu", "--json")
+    assert ended.returncode == 0, ended.stderr
+    cards: list[dict[str, Any]] = json.loads(ended.stdout)["gpu"]["cards"]
+    return {
+        card["uuid"]: [one["pod"].removesuffix(f"-{lab.private.name}") for one in card["containers"]] for card in cards
+    }
+
+
+def test_pods_keep_their_whole_cards_when_the_node_moves_and_when_it_moves_back(lab: Lab) -> None:
+    lab.run("kept", limits=ONE)
+    before, card = lab.kubelet.container("kept"), card_of(lab, "kept")
+    switch(lab, OURS)
+    lab.kubelet.wait_for("its holder", lambda: holders(lab)[card] == ["kept"])
+    for name in ("second", "third"):
+        lab.run(name, limits=ONE)
+    assert {card_of(lab, name) for name in ("kept", "second", "third")} == set(CARDS)
+    lab.put("fourth", limits=ONE)
+    assert "Requested: 1, Available: 0" in lab.kubelet.failed("fourth")
+    lab.kubelet.drop("fourth")
+    switch(lab, FORMER)
+    lab.kubelet.drop("second")
+    lab.run("fifth", limits=ONE)
+    assert {card_of(lab, name) for name in ("kept", "fifth", "third")} == set(CARDS)
+    assert lab.kubelet.container("kept") == before
+    lab.kubelet.clear()
