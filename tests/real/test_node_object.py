@@ -269,7 +269,11 @@ EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 
 
 def told(cluster: ControlPlane, name: str) -> list[dict[str, Any]]:
-    return [one for one in cluster.call("GET", EVENTS)["items"] if one["regarding"]["name"] == name]
+    """The events of a Node that are ours; controllers tell something of it too, in their own time."""
+    found = cluster.call("GET", EVENTS)["items"]
+    return [
+        one for one in found if (one["regarding"]["name"], one["reportingController"]) == (name, "nodeplug.io/node")
+    ]
 
 
 async def until(events: Events, requests: Requests, holds: Callable[[], bool]) -> None:

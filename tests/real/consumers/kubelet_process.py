@@ -21,6 +21,7 @@ from tests.real.consumers.ending import end
 from tests.real.consumers.private_node import ADDRESS, ENV, PrivateNode
 
 from nodeplug.contract.errors import PluginError
+from nodeplug.testing.inventory import make_cgroup
 
 _PATIENCE: Final = 60.0
 _COLLECTED: Final = 180.0
@@ -195,6 +196,7 @@ class KubeletProcess:
         Raises:
             PluginError: it ended or did not become healthy in time; the message carries the end of its log.
         """
+        make_cgroup(self.node.cgroup)  # a runtime may have removed it with the last of its containers
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.node.command(str(self.program), *self._flags()),
