@@ -1,6 +1,6 @@
 """Thousands of pods come and go on hollow nodes with several cards, placed by a real kube-scheduler.
 
-With the extender kubelets reject next to none; without it many. `NODEPLUG_CHURN` is how many
+With the extender kubelets reject none; without it many. `NODEPLUG_CHURN` is how many
 pods there shall be.
 """
 
@@ -19,7 +19,7 @@ from nodeplug.testing import ScratchNode
 MEM = "aliyun.com/gpu-mem"
 PODS = int(os.environ.get("NODEPLUG_CHURN", "600"))
 NODES = 20
-PATIENCE = 60 + PODS / 8
+PATIENCE = 60 + PODS / 4
 """Seconds: a multiple of what it takes."""
 VERBS = {"filterVerb": "filter", "prioritizeVerb": "prioritize", "preemptVerb": "preempt", "bindVerb": "bind"}
 PLUGIN = """
@@ -66,19 +66,19 @@ def rejected(
         return asyncio.run(live())
 
 
-def test_kubelets_reject_at_most_one_in_a_hundred_pods_that_the_extender_has_placed(
+def test_kubelets_reject_no_pod_that_the_extender_has_placed(
     control: ControlPlane, short_path: Path
 ) -> None:
     with extender(control, "cards", 9813):
         found = rejected(control, short_path, PODS, "cards")
-    assert len(found) <= PODS / 100, found  # figures that change between judgement and admission
+    assert len(found) <= PODS / 600, found  # one for a machine that stands still for seconds
 
 
 def test_few_pods_are_rejected_whose_containers_need_more_than_their_init_container_has_left_to_them(
     control: ControlPlane, short_path: Path
 ) -> None:
     with extender(control, "growing", 9817):
-        assert len(rejected(control, short_path, 200, "growing", growing=True)) <= 20
+        assert len(rejected(control, short_path, 200, "growing", growing=True)) <= 2
 
 
 def test_without_the_extender_kubelets_reject_pods_that_other_nodes_had_a_card_for(

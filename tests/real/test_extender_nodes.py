@@ -1,6 +1,6 @@
 """Pods come and go on two nodes with real kubelets, daemons and publishers, placed by a real kube-scheduler.
 
-With the extender kubelets reject next to none. `NODEPLUG_KUBELET_CHURN` is how many pods there shall be.
+With the extender kubelets reject none. `NODEPLUG_KUBELET_CHURN` is how many pods there shall be.
 """
 
 import asyncio
