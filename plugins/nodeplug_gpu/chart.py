@@ -83,7 +83,7 @@ def _card(card: Mapping[str, Any], marks: Marks) -> Text:
 
 
 def _state(card: Mapping[str, Any]) -> Text:
-    """Return the state of a card: since when, and why, unless it is healthy."""
+    """Return the state of a card or an instance: since when, and why, unless it is healthy."""
     draining = card["state"] in {"healthy", "suspect"} and not card["allocatable"]
     word = f"{card['state']}, not allocatable" if draining else card["state"]
     since = "" if card["state"] == "healthy" else f" for {_duration(card['state_seconds'])}"
@@ -146,8 +146,11 @@ def _unallocated(card: Mapping[str, Any]) -> Iterator[Text]:
 def _instances(card: Mapping[str, Any]) -> Iterator[Text]:
     for one in card["instances"]:
         name = one["resource"] or ("not advertised" if card["sharing"] == "mig" else f"part of {card['resource']}")
-        text = f"{one['profile']}  {one['uuid']}  {name}"
-        yield Text(text + "".join(f", allocated to {who}" for who in one["containers"]))
+        text = Text(f"{one['profile']}  {one['uuid']}  {name}")
+        text.append("".join(f", allocated to {who}" for who in one["containers"]))
+        if one["state"] != "healthy" or (card["allocatable"] and not one["allocatable"]):
+            text.append("  ").append_text(_state(one))
+        yield text
 
 
 # --- all cards ------------------------------------------------------------------------------------------------------

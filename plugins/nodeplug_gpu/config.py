@@ -239,7 +239,9 @@ class Health(_Model):
         description=f"More XIDs to ignore, besides {', '.join(map(str, APPLICATION_XIDS))}, which applications cause.",
     )
     fatal_xids: tuple[int, ...] = Field(
-        (), description="XIDs that make a card unhealthy at once, even if they are in `ignore_xids`."
+        (),
+        description="XIDs that make a card unhealthy at once, even if they are in `ignore_xids`; the card also where a "
+        "MIG instance alone has one.",
     )
     strikes: int = Field(3, ge=1, description="How many minor faults within `window` make a card unhealthy.")
     window: Seconds = Field(300.0, description="For how long a minor fault counts.")

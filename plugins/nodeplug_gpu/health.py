@@ -1,21 +1,24 @@
-"""The health of cards, from what the driver reports.
+"""The health of cards and of their MIG instances, from what the driver reports.
 
-Owns: a state per card, the transitions between states, and the reason in a sentence.
+Owns: a state per card and per instance, the transitions between states, and the reason in a sentence.
 
     healthy ──minor fault──▶ suspect ──more of them, or a fatal one──▶ unhealthy
        ▲                        │ they expire                             │ the evidence is gone
        └────────────────────────┘◀──────probation without a fault──── recovering
 
 A suspect card stays allocatable; an unhealthy or recovering one is not. Each relapse doubles the next probation, up to
-an hour: a card that keeps failing must not keep killing pods.
+an hour: a card that keeps failing must not keep killing pods. An instance lives the same life, by the evidence against
+it alone; what its card suffers is not repeated there. One that is made anew has another UUID, and begins healthy.
 
-Refuses: I/O, a clock (times are passed in), and to count against a card what its driver or an application did.
+Refuses: I/O, a clock (times are passed in), whose evidence it is (`attribution` knows), and to count against a card
+what its driver or an application did.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from nodeplug_gpu.attribution import Attribution
 from nodeplug_gpu.cards import GpuEvent, Snapshot, Telemetry, Uuid
 from nodeplug_gpu.config import Health
 from nodeplug_gpu.xid import described, severity
@@ -37,7 +40,7 @@ _RECOVERY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The health of a card.
+    """The health of a card or an instance.
 
     Attributes:
         state: see the module.
@@ -59,24 +62,29 @@ class Condition:
 
     @property
     def allocatable(self) -> bool:
-        """Whether a container may get the card."""
+        """Whether a container may get it."""
         return self.state in {"healthy", "suspect"}
 
 
 @dataclass(slots=True)
 class HealthMonitor:
-    """The conditions of all cards that were ever seen. Not safe for threads: its owner serialises calls."""
+    """The conditions of all cards ever seen, and of their instances. Not safe for threads: its owner serialises."""
 
     config: Health
     _conditions: dict[Uuid, Condition] = field(default_factory=dict)
+    _instances: set[Uuid] = field(default_factory=set)
+    _attribution: Attribution = field(default_factory=Attribution)
     _driver: str = ""
 
     def condition(self, uuid: Uuid) -> Condition:
-        """Return the health of a card; while the driver does not run, every card is unhealthy for that reason alone."""
+        """Return the health of a card or an instance.
+
+        While the driver does not run, every card is unhealthy for that reason alone; instances are as they were.
+        """
         own = self._conditions.get(uuid)
         if own is None:
             return Condition("unhealthy", self._driver or GONE)
-        if self._driver and own.state != "unhealthy":
+        if self._driver and own.state != "unhealthy" and uuid not in self._instances:
             return replace(own, state="unhealthy", reason=self._driver)
         return own
 
@@ -87,16 +95,39 @@ class HealthMonitor:
             if snapshot.state == "running"
             else f"the driver is {snapshot.state}: {snapshot.reason or 'no answer yet'}"
         )
-        for event in events:
-            if event.card is not None and event.card in self._conditions:
-                self._on_event(event.card, event, now)
-        if snapshot.state != "running":
-            return
+        if snapshot.state == "running":
+            self._see_instances({one.uuid for card in snapshot.cards for one in card.instances}, now)
+        for uuid, event in self._attribution.attributed(events, snapshot, self.config, now):
+            if uuid in self._conditions:
+                self._on_event(uuid, event, now)
+        if snapshot.state == "running":
+            self._attribution.see(snapshot)
+            self._on_running(snapshot, now)
+
+    def _on_running(self, snapshot: Snapshot, now: float) -> None:
         present = {card.uuid for card in snapshot.cards}
-        for uuid in present:
-            self._on_snapshot(uuid, snapshot.telemetry.get(uuid, Telemetry()), snapshot.taken, now)
-        for uuid in self._conditions.keys() - present:
+        for card in snapshot.cards:
+            self._on_snapshot(card.uuid, snapshot.telemetry.get(card.uuid, Telemetry()), snapshot.taken, now)
+            for one in card.instances:
+                self._look(one.uuid, snapshot.taken, now)
+        for uuid in self._conditions.keys() - present - self._instances:
             self._fail(uuid, GONE, now)
+        for uuid, reason in self._attribution.unexplained(now):
+            if uuid in present:
+                self._fault(uuid, reason, now)
+
+    def _see_instances(self, present: set[Uuid], now: float) -> None:
+        """Have a condition for each instance that is there; one that was ill is known for a while when it is gone."""
+        for uuid in present - self._instances:
+            self._conditions[uuid] = Condition(since=now, quiet_since=now)
+        self._instances |= present
+        for uuid in self._instances - present:
+            before = self._conditions[uuid]
+            if before == Condition(since=before.since, quiet_since=before.quiet_since) or (
+                now - before.quiet_since > MAX_PROBATION
+            ):
+                self._instances.discard(uuid)
+                del self._conditions[uuid]
 
     def forget(self, uuid: Uuid) -> None:
         """Drop a card that is gone and that no container holds."""
@@ -119,7 +150,7 @@ class HealthMonitor:
             case "unavailable":
                 self._fail(uuid, "the driver reports the card as unavailable", now)
             case "ecc":
-                self._fault(uuid, "an uncorrected ECC error", now)
+                self._ecc(uuid, "an uncorrected ECC error", now)
             case "retirement":
                 self._fault(uuid, "the retirement of a memory page failed", now)
             case _:  # a MIG mode change shows in the next snapshot; other recovery actions concern other cards
@@ -133,11 +164,21 @@ class HealthMonitor:
         elif telemetry.error and self.config.enabled:
             self._fault(uuid, f"the driver answers {telemetry.error}", now)
         elif self.config.enabled and before.ecc is not None and (telemetry.uncorrected_ecc or 0) > before.ecc:
-            self._fault(uuid, f"{(telemetry.uncorrected_ecc or 0) - before.ecc} new uncorrected ECC errors", now)
-        elif before.allocatable or taken > before.quiet_since:  # a snapshot older than the event says nothing about it
-            self._pass(uuid, now)
+            self._ecc(uuid, f"{(telemetry.uncorrected_ecc or 0) - before.ecc} new uncorrected ECC errors", now)
+        else:
+            self._look(uuid, taken, now)
         if telemetry.uncorrected_ecc is not None:
             self._conditions[uuid] = replace(self._conditions[uuid], ecc=telemetry.uncorrected_ecc)
+
+    def _look(self, uuid: Uuid, taken: float, now: float) -> None:
+        """Count a snapshot without evidence; one that is older than the last evidence says nothing about it."""
+        before = self._conditions[uuid]
+        if before.allocatable or taken > before.quiet_since:
+            self._pass(uuid, now)
+
+    def _ecc(self, uuid: Uuid, reason: str, now: float) -> None:
+        if self._attribution.ecc(uuid, reason, now):
+            self._fault(uuid, reason, now)
 
     def _evidence(self, telemetry: Telemetry) -> str:
         if telemetry.error_code in _LOST:

@@ -27,7 +27,7 @@ class Inventory:
     Attributes:
         snapshot: the driver's latest.
         pools: by the entry's main resource.
-        conditions: by card.
+        conditions: by card, and by MIG instance.
         allocations: of all entries.
         allocations_unknown: why allocations are not known; empty when they are.
         sharings: how each entry shares its cards, by its main resource; missing while its unit is not known.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from nodeplug import Device, DeviceId, NotFound, NotReady
-from nodeplug_gpu.cards import Card, Uuid
+from nodeplug_gpu.cards import Card, MigInstance, Uuid
 from nodeplug_gpu.config import Mig, Resource, advertises_mig
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.withholding import REASON
@@ -24,12 +24,14 @@ class PoolMember:
         reason: why it is not allocatable; empty when it is.
         withheld: ids that are listed as unhealthy though the card is not.
         still_held: ids that are listed as healthy all the same, so that containers which hold them may restart.
+        instance_reasons: why single MIG instances are not allocatable although the card is.
     """
 
     card: Card
     reason: str = ""
     still_held: frozenset[DeviceId] = frozenset()
     withheld: frozenset[DeviceId] = frozenset()
+    instance_reasons: Mapping[Uuid, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def healthy(self) -> bool:
@@ -41,14 +43,20 @@ class PoolMember:
         reason = "" if name in self.still_held else self.reason or (REASON if name in self.withheld else "")
         return Device(name, healthy=not reason, reason=reason, numa_nodes=numa_nodes)
 
-    def require_healthy(self) -> Card:
-        """Return the card for an allocation: kubelet's list may be older than what is known here.
+    def reason_of(self, instance: MigInstance | None) -> str:
+        """Return why a MIG instance is not allocatable: its card is not, or it alone; empty when it is."""
+        return self.reason or (self.instance_reasons.get(instance.uuid, "") if instance is not None else "")
+
+    def require_healthy(self, instance: MigInstance | None = None) -> Card:
+        """Return the card for an allocation of it or an instance: kubelet's list may be older than what is known here.
 
         Raises:
             NotReady: it is not allocatable.
         """
         if self.reason:
             raise NotReady(f"{self.card.uuid} cannot be allocated: {self.reason}")
+        if instance is not None and (reason := self.reason_of(instance)):
+            raise NotReady(f"{instance.uuid} cannot be allocated: {reason}")
         return self.card
 
 

@@ -13,10 +13,10 @@ from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
 from nodeplug_gpu.allocations import Allocation, Container
 from nodeplug_gpu.cards import MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
+from nodeplug_gpu.health import Condition
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.pool import Pool, PoolMember
-from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.memory import MemorySharing
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.tracker import InventoryTracker
@@ -82,14 +82,14 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "state": condition.state,
         "allocatable": member.healthy,
         "reason": member.reason or condition.reason,
-        "state_seconds": round(max(time.monotonic() - condition.since, 0.0), 1),
+        "state_seconds": _seconds(condition),
         "resource": entry.resource,
         "sharing": entry.sharing,
         "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
         "units": units(tracker, entry, member),
         "allocated_units": _allocated_units(tracker, entry, member),
         "unconfirmed_units": tracker.allocations.pending_of_card(card.uuid, resource_names(entry)),
-        "instances": [_instance(sharing, inventory.pools[entry.resource], one, allocations) for one in card.instances],
+        "instances": [_instance(inventory, entry, member, one, allocations) for one in card.instances],
         "containers": [
             _container(one, overuse.usage.get((one.container, card.uuid)), in_units(tracker, entry, member, one))
             for one in sorted(allocations, key=lambda one: one.container)
@@ -131,15 +131,26 @@ def in_units(tracker: InventoryTracker, entry: Resource, member: PoolMember, one
 
 
 def _instance(
-    sharing: Sharing | None, pool: Pool, instance: MigInstance, allocations: Sequence[Allocation]
+    inventory: Inventory, entry: Resource, member: PoolMember, one: MigInstance, allocations: Sequence[Allocation]
 ) -> dict[str, Any]:
+    sharing, pool = inventory.sharings.get(entry.resource), inventory.pools[entry.resource]
+    condition = inventory.conditions[one.uuid]
     return {
-        "uuid": instance.uuid,
-        "profile": instance.profile,
-        "memory_bytes": instance.memory,
-        "resource": sharing.resource_of(instance.profile, pool) if isinstance(sharing, MigInstances) else None,
-        "containers": [str(one.container) for one in allocations if DeviceId(instance.uuid) in one.ids],
+        "uuid": one.uuid,
+        "profile": one.profile,
+        "memory_bytes": one.memory,
+        "resource": sharing.resource_of(one.profile, pool) if isinstance(sharing, MigInstances) else None,
+        "containers": [str(use.container) for use in allocations if DeviceId(one.uuid) in use.ids],
+        "state": condition.state,
+        "allocatable": not member.reason_of(one),
+        "reason": member.reason_of(one) or condition.reason,
+        "state_seconds": _seconds(condition),
     }
+
+
+def _seconds(condition: Condition) -> float:
+    """Return for how long it has been so."""
+    return round(max(time.monotonic() - condition.since, 0.0), 1)
 
 
 def _container(allocation: Allocation, usage: Usage | None, card_units: int) -> dict[str, Any]:
@@ -236,6 +247,7 @@ def _metrics(config: GpuConfig, tracker: InventoryTracker) -> Iterator[Metric]:
         for member in pool.members
     ]
     yield Metric("gpu_allocatable", "1 while a card can be allocated.", allocatable)
+    yield from _instance_health(config, tracker)
     memory = [Sample(float(member.card.memory), {"card": uuid}) for uuid, member in members.items()]
     yield Metric("gpu_memory_bytes", "Total memory of a card.", memory)
     used = [(uuid, one.used) for uuid, one in inventory.snapshot.telemetry.items() if one.used is not None]
@@ -258,6 +270,32 @@ def _metrics(config: GpuConfig, tracker: InventoryTracker) -> Iterator[Metric]:
     )
     running = float(inventory.snapshot.state == "running")
     yield Metric("gpu_driver_running", "1 while the driver answers.", [Sample(running, {"driver": config.driver})])
+
+
+def _instance_health(config: GpuConfig, tracker: InventoryTracker) -> Iterator[Metric]:
+    """Yield the health of MIG instances; whether it can be allocated only of those that are advertised."""
+    inventory = tracker.inventory
+    parts = [
+        (entry, member, one)
+        for entry in config.resources
+        for member in inventory.members_of(entry.resource)
+        for one in member.card.instances
+    ]
+    states = [
+        Sample(
+            float(inventory.conditions[one.uuid].state == state),
+            {"card": member.card.uuid, "instance": one.uuid, "state": state},
+        )
+        for _, member, one in parts
+        for state in STATES
+    ]
+    yield Metric("gpu_instance_state", "1 for the state that a MIG instance is in.", states)
+    allocatable = [
+        Sample(float(not member.reason_of(one)), {"card": member.card.uuid, "instance": one.uuid, "resource": resource})
+        for entry, member, one in parts
+        if (resource := _instance(inventory, entry, member, one, ())["resource"]) is not None
+    ]
+    yield Metric("gpu_instance_allocatable", "1 while a MIG instance can be allocated.", allocatable)
 
 
 def _units(config: GpuConfig, tracker: InventoryTracker) -> list[Sample]:

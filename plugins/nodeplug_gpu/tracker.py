@@ -18,8 +18,8 @@ from typing import Final
 from nodeplug import DeviceId, Host, NotFound, ResourceName
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.allocations import GRACE_PERIOD, Allocation, Allocations
-from nodeplug_gpu.cards import Card, GpuEvent, Snapshot, Uuid
-from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, Resource, resource_names
+from nodeplug_gpu.cards import Card, GpuEvent, MigInstance, Snapshot, Uuid
+from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, Resource, advertises_mig, resource_names
 from nodeplug_gpu.health import GONE, HealthMonitor
 from nodeplug_gpu.ids import by_card, card_key
 from nodeplug_gpu.inventory import Inventory
@@ -104,7 +104,8 @@ class InventoryTracker:
         self._settle_units(assignment)
         draining = self._draining(assignment)
         pools = self._pools(assignment, snapshot, draining)
-        pooled = [member.card.uuid for pool in pools.values() for member in pool.members]
+        members = [member for pool in pools.values() for member in pool.members]
+        pooled = [uuid for one in members for uuid in (one.card.uuid, *(part.uuid for part in one.card.instances))]
         self.inventory = Inventory(
             snapshot,
             pools,
@@ -279,17 +280,26 @@ class InventoryTracker:
 
     def _member(self, entry: Resource, card: Card, draining: str) -> PoolMember:
         """Return a member of a pool. Where only the limits have changed, what containers hold of it stays healthy."""
-        unhealthy = self._unhealthy_reason(card)
+        unhealthy, parts = self._unhealthy_reason(card), self._unhealthy_instances(card)
+        if parts and not advertises_mig(entry):  # whoever has the card has all its instances
+            uuid, reason = next(iter(parts.items()))
+            unhealthy, parts = unhealthy or f"its MIG instance {uuid}: {reason}", {}
         if not draining or unhealthy:
-            return PoolMember(card, unhealthy or self.not_ready_reason(entry, card.uuid))
+            return PoolMember(card, unhealthy or self.not_ready_reason(entry, card.uuid), instance_reasons=parts)
         ways = {(one.resource, one.sharing) for one in self.allocations.of_card(card.uuid)}
         same_ids = ways == {(entry.resource, entry.sharing)}
         held = self.allocations.reported.of(entry.resource, card.uuid) if same_ids else ()
-        return PoolMember(card, draining, frozenset(held))
+        return PoolMember(card, draining, frozenset(held), parts)
 
-    def _unhealthy_reason(self, card: Card) -> str:
-        condition = self._health.condition(card.uuid)
+    def _unhealthy_reason(self, of: Card | MigInstance) -> str:
+        condition = self._health.condition(of.uuid)
         return "" if condition.allocatable else (condition.reason or condition.state)
+
+    def _unhealthy_instances(self, card: Card) -> Mapping[Uuid, str]:
+        """Return why instances are not allocatable for reasons of their own."""
+        if self._unhealthy_reason(card):
+            return {}
+        return {one.uuid: reason for one in card.instances if (reason := self._unhealthy_reason(one))}
 
     def _removed_reason(self, card: Card, present: set[Uuid], assignment: Assignment) -> str:
         """Return why a card is no longer advertised by an entry that advertised it."""

@@ -24,6 +24,13 @@ INFORMATION: Final = frozenset(
 )
 """IGNORE: the driver corrected it, another source reports it better (154: the recovery action changed), or it costs
 nothing but power. 92 counts all the same: a high rate of single-bit errors is how a card begins to fail."""
+CONTAINED: Final = frozenset(
+    {8, 11, 13, 25, 31, 32, 39, 40, 41, 60, *range(68, 73), 75, 76, 77, 80, *range(82, 87), 88, 89, 94}
+    | {*range(96, 106), *range(126, 136), 139}
+)
+"""RESTART_APP: errors of a channel, an engine's context or a page of memory, with which one application is lost and the
+card keeps working. The driver ends what used "a specific partition" then (the catalog, and the table of error
+containment in open-gpu-kernel-modules), so where NVML names a MIG instance, the others are not concerned."""
 NAMES: Final = {
     11: "invalid or corrupted push buffer stream",
     13: "graphics engine exception",

@@ -2,11 +2,17 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nodeplug import ResourceName
+from nodeplug.testing import host
+from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuProcess
+from nodeplug_gpu.config import GpuConfig
+from nodeplug_gpu.tracker import InventoryTracker
 
 Watch = Callable[..., Any]
 GIB = 1 << 30
@@ -47,6 +53,25 @@ def test_an_event_of_an_instance_names_it(nvml: Any, listening: Any) -> None:
     nvml.event(0, 0x8, 31, instance=7)
     event = listening.event(lambda event: event.code == 31)
     assert (event.gpu_instance, event.compute_instance) == (7, 0)
+
+
+def test_faults_of_one_instance_take_out_that_instance_alone(nvml: Any, watch: Watch, tmp_path: Path) -> None:
+    for _ in range(7):
+        nvml.add_instance(nvml.state.card[0])
+    watched = watch(nvml)
+    watched.running()
+    watched.until(lambda _: nvml.calls("nvmlDeviceRegisterEvents") == 2)
+    name = ResourceName("nvidia.com/mig")
+    config = GpuConfig.model_validate({"resources": [{"sharing": "mig", "resource": name}]})
+    tracker = InventoryTracker(config, host(tmp_path), NodePaths(run=tmp_path))
+    tracker.update(watched.driver.snapshot)
+    for _ in range(3):
+        nvml.event(0, 0x8, 94, instance=9)
+    watched.until(lambda _: len(watched.events) == 3)
+    inventory = tracker.update(watched.driver.snapshot, watched.events)
+    listed = {one.id: one.reason for one in inventory.devices(config.resources[0], name)}
+    assert len(listed) == 7
+    assert [one for one, why in listed.items() if why] == [watched.driver.snapshot.cards[0].instances[2].uuid]
 
 
 def test_an_event_of_a_card_that_no_poll_has_shown_has_no_card(nvml: Any, listening: Any) -> None:

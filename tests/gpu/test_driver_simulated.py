@@ -143,6 +143,18 @@ def test_an_xid_is_one_event_for_each_writing(simulated: Callable[..., Any], fau
     ]
 
 
+def test_an_xid_of_an_instance_names_it(simulated: Callable[..., Any], faults: Callable[..., None]) -> None:
+    faults(cards={"0": {"instance_xids": {"1": [94, 31], "7": 94}}})
+    watched = simulated(SimulatedCard(memory="80GiB", mig=("1g.10gb", "1g.10gb")))
+    snapshot = watched.running()
+    watched.event(lambda event: event.code == 31)
+    second = snapshot.cards[0].instances[1]
+    assert [(one.code, one.gpu_instance, one.compute_instance) for one in watched.events] == [
+        (94, second.gpu_instance, second.compute_instance),
+        (31, second.gpu_instance, second.compute_instance),
+    ]
+
+
 def test_ecc_and_recovery_action_are_vitals_and_events(
     simulated: Callable[..., Any], faults: Callable[..., None]
 ) -> None:

@@ -151,9 +151,11 @@ def test_a_card_that_is_not_well_says_for_how_long_and_why(facts: dict[str, Any]
 
 def test_instances_are_told_with_what_they_are_advertised_as_and_who_holds_them() -> None:
     one = {"uuid": "MIG-1", "profile": "1g.10gb", "memory_bytes": 10 * GIB, "resource": "x.com/mig-1g"}
+    one |= {"state": "healthy", "allocatable": True, "reason": "", "state_seconds": 5.0}
+    ill = {"state": "unhealthy", "allocatable": False, "reason": "XID 94 (contained ECC error)"}
     instances = [
         one | {"containers": ["default/a/main"]},
-        one | {"uuid": "MIG-2", "containers": []},
+        one | {"uuid": "MIG-2", "containers": []} | ill,
         one | {"uuid": "MIG-3", "profile": "3g.40gb", "resource": None, "containers": []},
     ]
     held = use("a", 1, allocated_bytes=None)
@@ -161,7 +163,7 @@ def test_instances_are_told_with_what_they_are_advertised_as_and_who_holds_them(
     assert lines[4].endswith("]  1/3 instances")
     assert lines[6:9] == [
         "  1g.10gb  MIG-1  x.com/mig-1g, allocated to default/a/main",
-        "  1g.10gb  MIG-2  x.com/mig-1g",
+        "  1g.10gb  MIG-2  x.com/mig-1g  unhealthy for 5 s: XID 94 (contained ECC error)",
         "  3g.40gb  MIG-3  not advertised",
     ]
 

@@ -81,6 +81,10 @@ class CardFaults(_Strict):
     lost: bool = Field(False, description="The card is there and does not answer: NVML error 15.")
     error: str = Field("", max_length=200, description="The probe fails with this text: NVML error 999.")
     xid: int | tuple[int, ...] = Field((), description="XID events; sent once, and again when the file is written.")
+    instance_xids: dict[str, int | tuple[int, ...]] = Field(
+        default_factory=dict,
+        description="XID events of MIG instances, by UUID or place, from 0; sent as those of `xid`.",
+    )
     ecc: int | None = Field(None, ge=0, description="Uncorrected ECC errors; more of them are an event.")
     recovery_action: int | None = Field(
         None, ge=0, le=255, description="NVML's recovery action; a new one is an event."
@@ -213,7 +217,7 @@ class SimulatedDriver:
             return
         before, self._faults = self._faults, faults
         for card in self._cards:
-            yield from _events(card.uuid, _of(before, card), _of(faults, card))
+            yield from _events(card, _of(before, card), _of(faults, card))
 
     def _poll_cards(self) -> Snapshot:
         now, faults = time.monotonic(), self._faults
@@ -265,18 +269,26 @@ def _condition(card: Card, faults: CardFaults) -> tuple[Telemetry, list[GpuProce
     ), processes
 
 
-def _events(card: Uuid, before: CardFaults, after: CardFaults) -> Iterator[GpuEvent]:
+def _events(of: Card, before: CardFaults, after: CardFaults) -> Iterator[GpuEvent]:
     if after.gone:
         return
-    now = time.monotonic()
-    for xid in (after.xid,) if isinstance(after.xid, int) else after.xid:
+    card, now = of.uuid, time.monotonic()
+    for xid in _numbers(after.xid):
         yield GpuEvent("xid", card, xid, time=now)
+    for place, one in enumerate(_with_faults(of, after).instances):
+        for name in (one.uuid, str(place)):
+            for xid in _numbers(after.instance_xids.get(name, ())):
+                yield GpuEvent("xid", card, xid, one.gpu_instance, one.compute_instance, time=now)
     if (after.ecc or 0) > (before.ecc or 0):
         yield GpuEvent("ecc", card, after.ecc or 0, time=now)
     if (after.recovery_action or 0) != (before.recovery_action or 0):
         yield GpuEvent("recovery", card, after.recovery_action or 0, time=now)
     if after.mig != before.mig:
         yield GpuEvent("mig", card, int(bool(after.mig)), time=now)
+
+
+def _numbers(xids: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (xids,) if isinstance(xids, int) else xids
 
 
 def _sentence(error: Exception) -> str:

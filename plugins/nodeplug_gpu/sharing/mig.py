@@ -32,8 +32,8 @@ class MigInstances:
         found = [
             Device(
                 DeviceId(gpu.uuid),
-                healthy=member.healthy,
-                reason=member.reason,
+                healthy=not member.reason_of(gpu.instance),
+                reason=member.reason_of(gpu.instance),
                 numa_nodes=numa_nodes(member.card.numa_node),
             )
             for member, gpu in _mig_devices(pool)
@@ -51,12 +51,12 @@ class MigInstances:
         """Allocate the instances.
 
         Raises:
-            NotFound, NotReady: one of them is no longer present, or its card is not healthy.
+            NotFound, NotReady: one of them is no longer present, or it or its card is not healthy.
         """
         wanted = set(request.ids)
         found = [(member, gpu) for member, gpu in _mig_devices(pool) if gpu.uuid in wanted]
         for member, gpu in found:
-            member.require_healthy()
+            member.require_healthy(gpu.instance)
             wanted.discard(DeviceId(gpu.uuid))
         if wanted:
             raise NotFound(

@@ -1,16 +1,19 @@
 """MIG instances as devices, and cards whose mode changes while they are used."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeplug import NotFound
-from nodeplug_gpu.cards import Card, Uuid
+from nodeplug import NotFound, NotReady
+from nodeplug_gpu import report
+from nodeplug_gpu.cards import Card, GpuEvent, Uuid
 from nodeplug_gpu.config import Mps
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsReconciler
+from nodeplug_gpu.overuse import OveruseWatch
 
 MEM, MIG, LARGE = "aliyun.com/gpu-mem", "nvidia.com/mig", "nvidia.com/mig-3g"
 Make = Callable[..., Any]
@@ -114,3 +117,57 @@ def test_a_card_that_is_divided_is_no_longer_served_by_mps(make_node: Make, card
     node.cards[0] = divided(0, SMALL)
     reconciler.reconcile(node.update())
     assert kept == [{"GPU-0", "GPU-1"}, {"GPU-1"}]
+
+
+def contained(instance: int, card: int = 0) -> GpuEvent:
+    """A fault that NVIDIA calls contained, of one instance."""
+    return GpuEvent("xid", Uuid(f"GPU-{card}"), 94, instance, 0)
+
+
+def test_faults_of_one_instance_leave_the_other_six_allocatable(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE], [divided(0, *[SMALL] * 7)])
+    node.update(*[contained(3)] * 3)
+    why = "XID 94 (contained ECC error) (3 faults in 300 s)"
+    assert {one for one, reason in node.listed(MIG).items() if reason} == {"MIG-0-a2"}
+    assert node.listed(MIG)["MIG-0-a2"] == why
+    with pytest.raises(NotReady, match=re.escape(f"MIG-0-a2 cannot be allocated: {why}")):
+        node.allocate(MIG, "MIG-0-a2")
+    assert node.allocate(MIG, "MIG-0-a1").env["NVIDIA_VISIBLE_DEVICES"] == "MIG-0-a1"
+    node.wait(90)
+    assert not any(node.listed(MIG).values())
+
+
+def test_a_fault_of_the_card_takes_out_all_its_instances(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE], [divided(0, SMALL, SMALL), divided(1, SMALL)])
+    node.update(GpuEvent("xid", Uuid("GPU-0"), 95, 1, 0))
+    assert {one for one, reason in node.listed(MIG).items() if reason} == {"MIG-0-a0", "MIG-0-a1"}
+
+
+def test_a_whole_card_suffers_from_any_of_its_instances(make_node: Make, divided: Make) -> None:
+    node = make_node([{"sharing": "mig", "strategy": "none", "resource": MIG}], [divided(0, SMALL, SMALL)])
+    node.update(*[contained(2)] * 3)
+    assert node.listed(MIG)["GPU-0"].startswith("its MIG instance MIG-0-a1: XID 94")
+    with pytest.raises(NotReady, match="GPU-0 cannot be allocated: its MIG instance MIG-0-a1"):
+        node.allocate(MIG, "GPU-0")
+
+
+def test_an_ill_instance_is_told_by_the_document_and_the_metrics(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE], [divided(0, SMALL, SMALL)])
+    node.update(*[contained(1)] * 3)
+    overuse = OveruseWatch({}, node.host)
+    (told,) = report.document(node.config, node.tracker, overuse)["cards"]
+    assert (told["state"], told["allocatable"]) == ("healthy", True)
+    states = {one["uuid"]: (one["state"], one["allocatable"], one["reason"]) for one in told["instances"]}
+    assert states["MIG-0-a0"][:2] == ("unhealthy", False)
+    assert states["MIG-0-a0"][2].startswith("XID 94")
+    assert states["MIG-0-a1"] == ("healthy", True, "")
+    metrics = {one.name: one.samples for one in report.metrics(node.config, node.tracker, overuse)}
+    assert {one.labels["instance"]: one.value for one in metrics["gpu_instance_allocatable"]} == {
+        "MIG-0-a0": 0.0,
+        "MIG-0-a1": 1.0,
+    }
+    assert {(one.labels["instance"], one.labels["state"]) for one in metrics["gpu_instance_state"] if one.value} == {
+        ("MIG-0-a0", "unhealthy"),
+        ("MIG-0-a1", "healthy"),
+    }
+    assert {one.labels["card"] for one in metrics["gpu_instance_state"]} == {"GPU-0"}
