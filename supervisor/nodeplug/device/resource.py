@@ -39,7 +39,7 @@ class ResourceStatus:
     """The state of a resource, for status, metrics and health.
 
     Attributes:
-        error: what is wrong, or empty. A failing `device_list` goes before a failing registration.
+        error: what is wrong, or empty. A failing or too long list goes before a failing registration.
         devices: the present list.
         registered: kubelet has accepted the present registration, and listens.
         listed: there was a first list; nothing is registered before.
@@ -106,6 +106,7 @@ class ResourceTask:
         self._asked = asyncio.Event()
         self._exchanged = asyncio.Event()
         self._list_error = ""
+        self._shortened = False
         self._absent = ""
         self._failures = 0
         self._serving_since = 0.0
@@ -234,11 +235,17 @@ class ResourceTask:
             LOG.exception("publishing the list of %s failed (request %s)", self.resource, call.id)
             await self._list_failed(f"{type(error).__name__}: {error}", call)
         else:
-            if self._list_error or self._absent:
-                LOG.info("%s: its devices are listed", self.resource)
-            self._list_error, self._absent, self._failures = "", "", 0
-            self._remember()
-        self._binding.listed(route, self._list_error)
+            self._have_listed(self._snapshots.shortened, call)
+        self._binding.listed(route, "" if self._shortened else self._list_error)
+
+    def _have_listed(self, shortened: str, call: Call) -> None:
+        """Note that there is a new list, which may lack what did not fit."""
+        if shortened and not self._shortened:
+            LOG.warning("%s: not all is listed: %s (request %s)", self.resource, shortened, call.id)
+        elif (self._list_error or self._absent) and not shortened:
+            LOG.info("%s: its devices are listed", self.resource)
+        self._list_error, self._absent, self._failures, self._shortened = shortened, "", 0, bool(shortened)
+        self._remember()
 
     def _remember(self) -> None:
         """Keep what is offered for the start after a crash."""
@@ -252,7 +259,7 @@ class ResourceTask:
         """Offer nothing: a resource that was never listed is not registered, one that was gets an empty list."""
         if reason != self._absent:
             LOG.info("%s is not offered: %s", self.resource, reason)
-        self._list_error, self._absent, self._failures = "", reason, 0
+        self._list_error, self._absent, self._failures, self._shortened = "", reason, 0, False
         if self._snapshots.current is not None:
             await self._snapshots.publish(())
         if self._last_known is not None:
@@ -261,6 +268,7 @@ class ResourceTask:
     async def _list_failed(self, reason: str, call: Call) -> None:
         """Keep the last list: devices do not become unhealthy because a question failed."""
         self._failures += 1
+        self._shortened = False
         if self._failures == 1:
             state = "the last list stays" if self._snapshots.current is not None else "not offered yet"
             LOG.warning("%s: %s: %s (request %s)", self.resource, state, reason, call.id)

@@ -1,7 +1,8 @@
 """The newest device list of one resource, and the wait for the next.
 
 Owns: the version of the list and the wake-up of every stream that shows it. Each stream gets the current list at once
-and then each newer one; a slow stream skips to the latest, and a dead stream takes nothing from a live one.
+and then each newer one; a slow stream skips to the latest, and a dead stream takes nothing from a live one. Of a list
+that has become too long to be sent, what was listed before goes on: an id that is ill must not be given to a pod.
 Refuses: streams, sockets, plugins.
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from nodeplug.contract.errors import Exhausted
 from nodeplug.contract.values.devices import Device, DeviceId, ResourceName
 from nodeplug.device.codec import encode_list
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
@@ -37,10 +39,17 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Snapshots:
-    """The lists of one resource. Used only from the event loop."""
+    """The lists of one resource. Used only from the event loop.
+
+    Attributes:
+        current: the newest list.
+        shortened: why it is not all that was to be listed; empty when it is.
+    """
 
     resource: ResourceName
     current: Snapshot | None = None
+    shortened: str = ""
+    _whole: frozenset[DeviceId] | None = None
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def publish(self, devices: Sequence[Device]) -> bool:
@@ -49,18 +58,26 @@ class Snapshots:
         Kubelet rewrites its checkpoint for each message, so an equal list, in whatever order, is not sent again. One
         caller at a time.
 
+        Of a list that is too long, the ids of the last one that was not are listed, as they are in it.
+
         Returns:
             Whether kubelet would see a difference.
 
         Raises:
-            InvalidRequest, Exhausted: the list cannot be sent; the current one stays.
+            InvalidRequest: the list cannot be sent; the current one stays.
+            Exhausted: it is too long, and there is none before it, or its ids alone are too many by now.
         """
+        before, known = self.current, self._whole
+        if known is None and before is not None:
+            known = frozenset(before.devices)
         if len(devices) > _LONG:
-            before = self.current
-            after = await aside(lambda: _following(before, self.resource, devices), f"list of {self.resource}")
+            after, why = await aside(
+                lambda: _sendable(before, self.resource, devices, known), f"list of {self.resource}"
+            )
         else:
-            after = _following(self.current, self.resource, devices)
-        before, self.current = self.current, after
+            after, why = _sendable(before, self.resource, devices, known)
+        self.current, self.shortened = after, why
+        self._whole = known if why else frozenset(after.devices)
         if before is not None and before.version == after.version:
             return False
         await self.wake()
@@ -83,6 +100,20 @@ class Snapshots:
 
     def _newer(self, version: int) -> Snapshot | None:
         return self.current if self.current is not None and self.current.version > version else None
+
+
+def _sendable(
+    before: Snapshot | None, resource: ResourceName, devices: Sequence[Device], known: frozenset[DeviceId] | None
+) -> tuple[Snapshot, str]:
+    """Return the list that follows, and why it is not all that was to be listed."""
+    try:
+        return _following(before, resource, devices), ""
+    except Exhausted as error:
+        if known is None:
+            raise
+        kept = [device for device in devices if device.id in known]
+        why = f"{error.message}; the {len(kept)} of them that were listed before are offered, with their present health"
+        return _following(before, resource, kept), why
 
 
 def _following(before: Snapshot | None, resource: ResourceName, devices: Sequence[Device]) -> Snapshot:
