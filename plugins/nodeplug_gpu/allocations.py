@@ -13,7 +13,7 @@ a writable disk, the next start does not know what this one advertised.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -224,10 +224,11 @@ class Allocations:
         with self._lock:
             return sum(name == resource for name, _ in self._pending)
 
-    def pending_ids(self, resource: str) -> Collection[DeviceId]:
-        """Return the ids of a resource that are pending."""
+    def held_of(self, resource: str) -> Sequence[DeviceId]:
+        """Return the ids of a resource that are allocated, reported or pending."""
         with self._lock:
-            return {one for name, one in self._pending if name == resource}
+            pending = [one for name, one in self._pending if name == resource]
+        return [*self.reported.ids.get(resource, ()), *pending]
 
     def _confirm(self, holdings: Mapping[str, Iterable[Holding]]) -> None:
         """Drop what kubelet reports by now, and what it should have reported."""

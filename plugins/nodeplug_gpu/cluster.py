@@ -109,7 +109,7 @@ class ClusterView:
             yield known
 
     def _card(self, entry: Memory, sharing: MemorySharing, member: PoolMember) -> FreeCard:
-        card, units = member.card, sharing.units(member)
+        card, units = member.card, sharing.advertised(member)
         held: set[str] = set()
         more = 0
         for one in report.allocations_of(self.tracker.inventory, entry, card.uuid):

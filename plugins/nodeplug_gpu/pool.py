@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from nodeplug import Device, DeviceId, NotFound, NotReady
+from nodeplug_gpu.budget import ListedUnits
 from nodeplug_gpu.cards import Card, MigInstance, Uuid
 from nodeplug_gpu.config import Mig, Resource, advertises_mig
 from nodeplug_gpu.ids import card_key
@@ -24,6 +25,7 @@ class PoolMember:
         reason: why it is not allocatable; empty when it is.
         withheld: ids that are listed as unhealthy though the card is not.
         still_held: ids that are listed as healthy all the same, so that containers which hold them may restart.
+        listed: which units are advertised, where not all are.
         instance_reasons: why single MIG instances are not allocatable although the card is.
     """
 
@@ -32,6 +34,7 @@ class PoolMember:
     still_held: frozenset[DeviceId] = frozenset()
     withheld: frozenset[DeviceId] = frozenset()
     instance_reasons: Mapping[Uuid, str] = field(default_factory=lambda: MappingProxyType({}))
+    listed: ListedUnits | None = None
 
     @property
     def healthy(self) -> bool:

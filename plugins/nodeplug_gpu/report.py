@@ -175,7 +175,7 @@ def units(tracker: InventoryTracker, entry: Resource, member: PoolMember) -> int
     """Return as how many devices of the entry's main resource a card is advertised."""
     match tracker.sharings.get(entry.resource):
         case MemorySharing() as sharing:
-            return sharing.units(member)
+            return sharing.advertised(member)
         case MigInstances():
             return len(member.card.instances)
         case None:
@@ -197,6 +197,8 @@ def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str
     notes = [f"only counts the cards; ask for {entry.resource}"] if counts else []
     if withheld := 0 if counts else sum(len(one.withheld) for one in inventory.members_of(entry.resource)):
         notes.append(f"{withheld} free units are withheld: with those of another card no container could use them")
+    if isinstance(sharing, MemorySharing) and not counts:
+        notes += filter(None, [sharing.unlisted(inventory.pools.get(entry.resource, Pool()))])
     if isinstance(sharing, MigInstances):
         notes += sharing.unadvertised(inventory.pools.get(entry.resource, Pool()))
     return {

@@ -18,6 +18,7 @@ from typing import Final
 from nodeplug import DeviceId, Host, NotFound, ResourceName
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.allocations import GRACE_PERIOD, Allocation, Allocations
+from nodeplug_gpu.budget import LatelyHeld
 from nodeplug_gpu.cards import Card, GpuEvent, MigInstance, Snapshot, Uuid
 from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, Resource, advertises_mig, resource_names
 from nodeplug_gpu.health import GONE, HealthMonitor
@@ -58,6 +59,8 @@ class InventoryTracker:
     _assigned: Mapping[Uuid, str] = field(default_factory=dict)
     _sharings: dict[str, Sharing] = field(default_factory=dict)
     _withholding: dict[str, Withholding] = field(default_factory=dict)
+    _held: dict[str, LatelyHeld] = field(default_factory=dict)
+    _unlisted: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._health = HealthMonitor(self.config.health)
@@ -255,8 +258,22 @@ class InventoryTracker:
                 for one in self.allocations.records.values()
                 if (one.resource, one.sharing) == (entry.resource, entry.sharing) and one.card.uuid not in listed
             ]
-            pools[entry.resource] = Pool(tuple(self._withheld(entry, members)))
+            pools[entry.resource] = Pool(tuple(self._withheld(entry, self._fitted(entry, members))))
         return pools
+
+    def _fitted(self, entry: Resource, members: Sequence[PoolMember]) -> Sequence[PoolMember]:
+        """Return the members of a pool with what of each fits into the list."""
+        name, sharing = entry.resource, self._sharings.get(entry.resource)
+        if not isinstance(sharing, MemorySharing):
+            return members
+        held = self._held.setdefault(name, LatelyHeld(GRACE_PERIOD))
+        held.note(self.allocations.held_of(name), self.clock(), unknown=bool(self.allocations.reported.unknown))
+        fitted = sharing.fitted(members, held)
+        why = sharing.unlisted(Pool(tuple(fitted)))
+        if why and name not in self._unlisted:
+            self.host.log.warning("%s: %s", name, why)
+        self._unlisted = self._unlisted | {name} if why else self._unlisted - {name}
+        return fitted
 
     def _withheld(self, entry: Resource, members: Sequence[PoolMember]) -> Iterator[PoolMember]:
         """Yield the members of a pool, with what is withheld of them; nothing new while kubelet tells no holders."""
@@ -268,8 +285,7 @@ class InventoryTracker:
             before = {one.card.uuid: one.withheld for one in self.inventory.members_of(entry.resource)}
             yield from (replace(one, withheld=before.get(one.card.uuid, frozenset())) for one in members)
             return
-        allocations = self.allocations
-        held = allocations.reported.ids.get(entry.resource, {}).keys() | allocations.pending_ids(entry.resource)
+        held = frozenset(self.allocations.held_of(entry.resource))
         free = {
             card_key(one.card.uuid): [unit for unit in sharing.unit_ids(one) if unit not in held]
             for one in members

@@ -24,6 +24,7 @@ from nodeplug import (
     ResourceName,
 )
 from nodeplug_gpu import access
+from nodeplug_gpu.budget import LatelyHeld, ListedUnits, share_out
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
@@ -77,6 +78,51 @@ class MemorySharing:
         """Return how many units a card has."""
         return max(member.card.memory - self.config.reserve, 0) // self.unit
 
+    def advertised(self, member: PoolMember) -> int:
+        """Return how many of them are listed."""
+        return self.units(member) if member.listed is None else len(member.listed)
+
+    def fitted(self, members: Sequence[PoolMember], held: LatelyHeld) -> Sequence[PoolMember]:
+        """Return the members of a pool with what of each is listed: all units, or as many as fit into one list.
+
+        Until it is known which units are held, all are: the daemon sends those of its last list, and these are in it.
+
+        Args:
+            members: of the pool.
+            held: what is advertised in any case.
+        """
+        units = {member.card.uuid: self.units(member) for member in members}
+        if sum(units.values()) + len(held.ids()) <= MAX_UNITS:
+            return members
+        cards = {card_key(uuid): uuid for uuid in units}
+        numbers: dict[Uuid, set[int]] = {uuid: set() for uuid in units}
+        others = 0  # ids of units that a card no longer has are listed, too
+        for name in held.ids():
+            key, _, number = name.partition("-")
+            uuid = cards.get(CardKey(key))
+            if uuid is not None and number.isascii() and number.isdecimal() and int(number) < units[uuid]:
+                numbers[uuid].add(int(number))
+            else:
+                others += 1
+        if sum(units.values()) + others <= MAX_UNITS:
+            return members
+        if held.known:
+            shares = share_out(units, numbers, MAX_UNITS - others)
+        else:
+            shares = {uuid: ListedUnits(min(count, 2 * MAX_UNITS)) for uuid, count in units.items()}
+        return [replace(member, listed=shares[member.card.uuid]) for member in members]
+
+    def unlisted(self, pool: Pool) -> str:
+        """Return why not all units are advertised, as a sentence; empty where they are."""
+        every = sum(self.units(member) for member in pool.members)
+        left = every - sum(self.advertised(member) for member in pool.members)
+        if not left:
+            return ""
+        return (
+            f"{left} of {every} units are free and not advertised: a list has at most {MAX_UNITS}, and units keep "
+            "their size while one is held; they become larger a minute after the last release"
+        )
+
     def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """List every unit of every card; for the counting resource, every card.
 
@@ -105,9 +151,10 @@ class MemorySharing:
         return units
 
     def unit_ids(self, member: PoolMember) -> Sequence[DeviceId]:
-        """Return the ids of a card's units."""
+        """Return the ids of a card's units, as far as they are listed."""
         key = card_key(member.card.uuid)
-        return [unit_id(key, number) for number in range(self.units(member))]
+        numbers = range(self.units(member)) if member.listed is None else member.listed.numbers()
+        return [unit_id(key, number) for number in numbers]
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId] | None:
         """Choose units of one card, of those that were free when the cluster was told, if one has enough of them.
