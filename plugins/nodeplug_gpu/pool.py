@@ -43,7 +43,9 @@ class PoolMember:
 
     def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = ()) -> Device:
         """Return a replica or unit of the card, as kubelet lists it."""
-        reason = "" if name in self.still_held else self.reason or (REASON if name in self.withheld else "")
+        reason = "" if name in self.still_held else self.reason
+        if not reason and name in self.withheld:
+            return Device(name, healthy=False, reason=REASON, numa_nodes=numa_nodes, withheld=True)
         return Device(name, healthy=not reason, reason=reason, numa_nodes=numa_nodes)
 
     def reason_of(self, instance: MigInstance | None) -> str:

@@ -305,7 +305,7 @@ class InventoryTracker:
         ways = {(one.resource, one.sharing) for one in self.allocations.of_card(card.uuid)}
         same_ids = ways == {(entry.resource, entry.sharing)}
         held = self.allocations.reported.of(entry.resource, card.uuid) if same_ids else ()
-        return PoolMember(card, draining, frozenset(held), parts)
+        return PoolMember(card, draining, frozenset(held), instance_reasons=parts)
 
     def _unhealthy_reason(self, of: Card | MigInstance) -> str:
         condition = self._health.condition(of.uuid)

@@ -66,9 +66,7 @@ def rejected(
         return asyncio.run(live())
 
 
-def test_kubelets_reject_no_pod_that_the_extender_has_placed(
-    control: ControlPlane, short_path: Path
-) -> None:
+def test_kubelets_reject_no_pod_that_the_extender_has_placed(control: ControlPlane, short_path: Path) -> None:
     with extender(control, "cards", 9813):
         found = rejected(control, short_path, PODS, "cards")
     assert len(found) <= PODS / 600, found  # one for a machine that stands still for seconds

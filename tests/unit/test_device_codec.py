@@ -1,6 +1,7 @@
 """The device codec alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -132,6 +133,13 @@ def test_allocate_that_cannot_be_right_is_refused(
 ) -> None:
     with pytest.raises(error, match=text):
         codec.decode_allocate(RESOURCE, request_for(*containers), KNOWN)
+
+
+def test_a_device_that_is_withheld_is_allocated_to_whom_kubelet_has_chosen_it_for_before() -> None:
+    ill = replace(KNOWN[DeviceId("ill")], withheld=True)
+    (one,) = codec.decode_allocate(RESOURCE, request_for(["ill"]), {DeviceId("ill"): ill})
+    assert one.devices == (ill,)
+    assert [one.health for one in codec.encode_list(RESOURCE, [ill]).devices] == ["Unhealthy"]
 
 
 paths = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20).map("/{}".format)

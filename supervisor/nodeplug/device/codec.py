@@ -150,7 +150,7 @@ def decode_allocate(
     Raises:
         InvalidRequest: no container, a container without ids, or an id named twice.
         NotFound: an id that is not listed.
-        NotReady: an id whose device is unhealthy.
+        NotReady: an id whose device is unhealthy, and not withheld.
     """
     if not request.container_requests:
         raise InvalidRequest(f"Allocate for {resource} names no container")
@@ -182,7 +182,7 @@ def _usable(resource: ResourceName, name: DeviceId, devices: Mapping[DeviceId, D
     device = devices.get(name)
     if device is None:
         raise NotFound(f"device {name!r} is not among the {len(devices)} devices of {resource}; it may have gone")
-    if not device.healthy:
+    if not device.healthy and not device.withheld:
         reason = device.reason or "the plugin gave no reason"
         raise NotReady(f"device {name!r} of {resource} is unhealthy: {reason}")
     return device

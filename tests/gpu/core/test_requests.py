@@ -22,6 +22,7 @@ poll = "50ms"
 simulated = [{ memory = "4Gi", uuid = "GPU-aaaa" }, { memory = "7Gi", uuid = "GPU-bbbb" }]
 [[plugins.gpu.config.resources]]
 sharing = "memory"
+withhold = "never"
 """
 
 

@@ -131,6 +131,8 @@ class Device:
             `nodeplug status --json` shows them.
         capacity: how much the whole device has, by name, in bytes or units; shown in the same place.
         part: what the device is a share of, if it is one.
+        withheld: an unhealthy device that could serve: it is free, and kubelet is told otherwise so that the sum of
+            what is free promises no more than a container can get. An older choice of kubelet's is granted all the same.
     """
 
     id: DeviceId
@@ -142,6 +144,7 @@ class Device:
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     capacity: Mapping[str, int] = field(default_factory=dict)
     part: Part | None = None
+    withheld: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
