@@ -107,6 +107,8 @@ def _allocated(card: Mapping[str, Any]) -> str:
         text += f", {show_quantity(card['used_bytes'])} in use"
     if card["unattributed_bytes"]:
         text += f", {show_quantity(card['unattributed_bytes'])} of it unattributed"
+    if card["limits"].startswith(("mps", "none:")):
+        text += f", limits: {card['limits']}"
     return text
 
 

@@ -1,15 +1,49 @@
-"""The limits that a card's containers run under, as far as those who hold it rely on them.
+"""The limits that a card's containers run under, as far as those who hold it rely on them, and what they are worth.
 
 Owns: which settings of an entry matter here: with MPS, containers get limits by their share of the card, so a card with
 containers at a quarter each cannot take others at an eighth, and a card that is used without MPS cannot be reserved for
-MPS clients.
+MPS clients; and the words that say whether anything enforces them.
 Refuses: names, kinds of sharing, unit sizes (allocation records distinguish those already).
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from nodeplug import DeviceId
-from nodeplug_gpu.config import Memory, Replicas, Resource
+from nodeplug_gpu.cards import Card
+from nodeplug_gpu.config import Memory, Mps, Replicas, Resource, advertises_mig
+
+FIRST_VOLTA: Final = (7, 0)
+"""Compute capability from which MPS has memory limits and isolated address spaces."""
+
+
+def mps_of(entry: Resource) -> Mps | None:
+    """Return the MPS settings of an entry; None if it has none."""
+    return entry.mps if isinstance(entry, Memory | Replicas) else None
+
+
+def why_unlimited(card: Card) -> str:
+    """Return why MPS cannot limit what its clients use of a card; empty when it can."""
+    if card.compute_capability >= FIRST_VOLTA:
+        return ""
+    major, minor = card.compute_capability
+    return f"compute capability {major}.{minor}, below 7.0" if major else "compute capability unknown"
+
+
+def limits_in_words(entry: Resource, card: Card) -> str:
+    """Return what keeps the containers of a card within their allocation.
+
+    MPS reads its limits from the environment of each client, and kubelet appends the pod's own environment to what a
+    plugin grants (kubelet_pods.go), so a pod can set others.
+    """
+    match entry:
+        case Memory() | Replicas():
+            if entry.mps is None:
+                return "none"
+            why = why_unlimited(card)
+            return f"none: {why}" if why else "mps (a pod can raise them)"
+        case _:
+            return "the instance" if advertises_mig(entry) else "the card"
 
 
 def limits_of(entry: Resource) -> str:

@@ -15,6 +15,7 @@ from nodeplug_gpu.cards import MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
 from nodeplug_gpu.health import Condition
 from nodeplug_gpu.inventory import Inventory
+from nodeplug_gpu.limits import limits_in_words
 from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.sharing.memory import MemorySharing
@@ -70,6 +71,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
     telemetry = inventory.snapshot.telemetry.get(card.uuid)
     allocations = allocations_of(inventory, entry, card.uuid)
     sharing = tracker.sharings.get(entry.resource)
+    limits = limits_in_words(entry, card)
     return {
         "uuid": card.uuid,
         "index": card.index,
@@ -85,6 +87,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "state_seconds": _seconds(condition),
         "resource": entry.resource,
         "sharing": entry.sharing,
+        "limits": limits,
         "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
         "units": units(tracker, entry, member),
         "allocated_units": _allocated_units(tracker, entry, member),
@@ -92,6 +95,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "instances": [_instance(inventory, entry, member, one, allocations) for one in card.instances],
         "containers": [
             _container(one, overuse.usage.get((one.container, card.uuid)), in_units(tracker, entry, member, one))
+            | {"limits": limits if one.orphaned is None else None}
             for one in sorted(allocations, key=lambda one: one.container)
         ],
         "unallocated_containers": [

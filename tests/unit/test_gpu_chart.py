@@ -44,6 +44,7 @@ def card(*uses: dict[str, Any], **more: Any) -> dict[str, Any]:
         "state_seconds": 5.0,
         "resource": "aliyun.com/gpu-mem",
         "sharing": "memory",
+        "limits": "none",
         "unit_bytes": GIB,
         "units": 8,
         "allocated_units": sum(one["units"] for one in uses),
@@ -84,6 +85,12 @@ def drawn(document: dict[str, Any], *, width: int = 200, colour: bool = False) -
 
 def bar(line: str) -> str:
     return line.partition("[")[2].partition("]")[0]
+
+
+
+@pytest.mark.parametrize("words", ["mps (a pod can raise them)", "none: compute capability unknown"])
+def test_what_limits_of_mps_are_worth_is_beside_its_card(words: str) -> None:
+    assert f"  0/8 of aliyun.com/gpu-mem, limits: {words}" in "\n".join(drawn(report(card(limits=words))))
 
 
 def test_a_card_is_drawn_with_the_share_of_each_pod() -> None:

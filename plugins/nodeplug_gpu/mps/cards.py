@@ -15,9 +15,10 @@ from typing import Final
 from nodeplug import Host
 from nodeplug_gpu.allocations import GRACE_PERIOD
 from nodeplug_gpu.cards import Card, Uuid
-from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas, Resource
+from nodeplug_gpu.config import GpuConfig, Mps, Resource
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.inventory import Inventory
+from nodeplug_gpu.limits import mps_of
 from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, clean_up, end_process
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record, recorded
@@ -217,8 +218,3 @@ class MpsReconciler:
     def stop(self) -> None:
         """Leave the daemons to their clients."""
         self.daemons.stop()
-
-
-def mps_of(entry: Resource) -> Mps | None:
-    """Return the MPS settings of an entry; None if it has none."""
-    return entry.mps if isinstance(entry, Memory | Replicas) else None

@@ -8,16 +8,15 @@ from typing import Final
 
 from nodeplug import DeviceMount, Grant
 from nodeplug_gpu.cards import Card
+from nodeplug_gpu.limits import why_unlimited
 from nodeplug_gpu.mps import tmpfs
 from nodeplug_gpu.mps.folders import Folders
 
 PIPES: Final = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks by default, inside the container
-FIRST_VOLTA: Final = (7, 0)
-"""Compute capability from which MPS has memory limits and isolated address spaces."""
 
 
 def client(folders: Folders, card: Card, memory: int, share: float, *, threads: bool) -> Grant:
-    """Return what makes a container a client with limits.
+    """Return what makes a container a client with limits, where the card has them.
 
     Args:
         folders: of the card's daemon.
@@ -30,7 +29,7 @@ def client(folders: Folders, card: Card, memory: int, share: float, *, threads: 
         NotReady: what the card's daemon shares with its clients is not there.
     """
     env = {"CUDA_MPS_PIPE_DIRECTORY": PIPES}
-    if card.compute_capability >= FIRST_VOLTA:
+    if not why_unlimited(card):
         env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory >> 20}M"
         if threads:
             env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, round(100 * share)))
