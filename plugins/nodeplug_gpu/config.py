@@ -93,6 +93,9 @@ class Mps(_Model):
     exclusive_process: bool = Field(
         True, description="Let only MPS clients onto the card (`nvidia-smi -c EXCLUSIVE_PROCESS`)."
     )
+    require_limits: bool = Field(
+        False, description="Keep cards on which MPS can set no limits from being allocated; otherwise they are logged."
+    )
     shm_size: Quantity = Field(
         64 << 20,
         ge=1 << 20,

@@ -30,6 +30,17 @@ def why_unlimited(card: Card) -> str:
     return f"compute capability {major}.{minor}, below 7.0" if major else "compute capability unknown"
 
 
+def refusal_without_limits(entry: Resource, card: Card) -> str:
+    """Return why a card is not allocatable: its entry requires limits, and it can have none."""
+    mps, why = mps_of(entry), why_unlimited(card)
+    if mps is None or not mps.require_limits or not why:
+        return ""
+    return (
+        f"{entry.resource} requires limits (mps.require_limits), and MPS can set none on it: {why}; share cards of 7.0 "
+        "or later, or set require_limits = false"
+    )
+
+
 def limits_in_words(entry: Resource, card: Card) -> str:
     """Return what keeps the containers of a card within their allocation.
 

@@ -24,7 +24,7 @@ from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, Resource
 from nodeplug_gpu.health import GONE, HealthMonitor
 from nodeplug_gpu.ids import by_card, card_key
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.limits import excess_replicas, limits_of
+from nodeplug_gpu.limits import excess_replicas, limits_of, mps_of, refusal_without_limits, why_unlimited
 from nodeplug_gpu.pool import Assignment, Pool, PoolMember, assign_cards
 from nodeplug_gpu.record import AllocationRecord
 from nodeplug_gpu.sharing import Sharing
@@ -61,6 +61,7 @@ class InventoryTracker:
     _withholding: dict[str, Withholding] = field(default_factory=dict)
     _held: dict[str, LatelyHeld] = field(default_factory=dict)
     _unlisted: set[str] = field(default_factory=set)
+    _unlimited: set[Uuid] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._health = HealthMonitor(self.config.health)
@@ -105,6 +106,7 @@ class InventoryTracker:
         reported = self.allocations.refresh(self._names())
         self._forget(assignment, snapshot)
         self._settle_units(assignment)
+        self._warn_unlimited(assignment)
         draining = self._draining(assignment)
         pools = self._pools(assignment, snapshot, draining)
         members = [member for pool in pools.values() for member in pool.members]
@@ -246,6 +248,24 @@ class InventoryTracker:
         self.allocations.set_unit_size(name, unit)
         self._sharings[name] = MemorySharing(entry, self.paths, unit, ToldUnits(self.clock))
 
+    def _warn_unlimited(self, assignment: Assignment) -> None:
+        """Log, once, which cards have no limits although their entry has MPS for that."""
+        for entry in self.config.resources:
+            mps = mps_of(entry)
+            if mps is None or mps.require_limits:
+                continue
+            for card in assignment.cards[entry.resource]:
+                why = why_unlimited(card)
+                if why and card.uuid not in self._unlimited:
+                    self._unlimited.add(card.uuid)
+                    self.host.log.warning(
+                        "%s: MPS can set no limits on it: %s; each container of %s may use the whole card, unless "
+                        "mps.require_limits keeps it from being allocated",
+                        card.uuid,
+                        why,
+                        entry.resource,
+                    )
+
     def _pools(self, assignment: Assignment, snapshot: Snapshot, draining: Mapping[Uuid, str]) -> dict[str, Pool]:
         present = {card.uuid for card in snapshot.cards} if snapshot.state != "absent" else set()
         pools = {}
@@ -301,7 +321,8 @@ class InventoryTracker:
             uuid, reason = next(iter(parts.items()))
             unhealthy, parts = unhealthy or f"its MIG instance {uuid}: {reason}", {}
         if not draining or unhealthy:
-            return PoolMember(card, unhealthy or self.not_ready_reason(entry, card.uuid), instance_reasons=parts)
+            why = unhealthy or refusal_without_limits(entry, card) or self.not_ready_reason(entry, card.uuid)
+            return PoolMember(card, why, instance_reasons=parts)
         ways = {(one.resource, one.sharing) for one in self.allocations.of_card(card.uuid)}
         same_ids = ways == {(entry.resource, entry.sharing)}
         held = self.allocations.reported.of(entry.resource, card.uuid) if same_ids else ()

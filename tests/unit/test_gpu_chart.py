@@ -87,7 +87,6 @@ def bar(line: str) -> str:
     return line.partition("[")[2].partition("]")[0]
 
 
-
 @pytest.mark.parametrize("words", ["mps (a pod can raise them)", "none: compute capability unknown"])
 def test_what_limits_of_mps_are_worth_is_beside_its_card(words: str) -> None:
     assert f"  0/8 of aliyun.com/gpu-mem, limits: {words}" in "\n".join(drawn(report(card(limits=words))))

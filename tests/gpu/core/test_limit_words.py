@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from nodeplug import NotReady
 from nodeplug_gpu import report
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.overuse import OveruseWatch
@@ -45,3 +46,30 @@ def test_the_document_says_it_of_each_container_whose_limits_are_those_of_its_ca
     node.update()
     (found,) = told(node)
     assert [use["limits"] for use in found["containers"]] == ["mps (a pod can raise them)"]
+
+
+def test_a_card_without_limits_is_not_allocatable_where_they_are_required(make_node: Make, card: Make) -> None:
+    node = make_node([MEMORY | {"mps": {"require_limits": True}}], [card(0, **VOLTA), card(1, **PASCAL)])
+    reasons = {name.partition("-")[0]: why for name, why in node.listed(MEM).items()}
+    assert reasons[card_key(card(0).uuid)] == ""
+    why = reasons[card_key(card(1).uuid)]
+    assert why.startswith(
+        f"{MEM} requires limits (mps.require_limits), and MPS can set none on it: compute capability 6"
+    )
+    with pytest.raises(NotReady, match=r"GPU-1 cannot be allocated.*compute capability 6.1.*require_limits = false"):
+        node.allocate(MEM, f"{card_key(card(1).uuid)}-0")
+
+
+def test_replicas_may_require_limits_too(make_node: Make, card: Make) -> None:
+    node = make_node([REPLICAS | {"mps": {"require_limits": True}}], [card(0)])
+    assert all("compute capability unknown" in why for why in node.listed(SHARED).values())
+
+
+def test_a_card_without_limits_is_logged_once_where_they_are_not_required(
+    make_node: Make, card: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = make_node([MEMORY | {"mps": {}}], [card(0, **VOLTA), card(1)])
+    node.wait()
+    assert not any(node.listed(MEM).values())
+    (said,) = [one.getMessage() for one in caplog.records if "can set no limits" in one.getMessage()]
+    assert said.startswith("GPU-1: MPS can set no limits on it: compute capability unknown; each container of")
