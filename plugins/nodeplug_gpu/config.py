@@ -93,6 +93,11 @@ class Mps(_Model):
     exclusive_process: bool = Field(
         True, description="Let only MPS clients onto the card (`nvidia-smi -c EXCLUSIVE_PROCESS`)."
     )
+    multiuser_server: Literal["auto"] | bool = Field(
+        False,
+        description="Serve clients of all users at a time (`-multiuser-server`), all as root; `auto`: where driver and "
+        "card can.",
+    )
     require_limits: bool = Field(
         False, description="Keep cards on which MPS can set no limits from being allocated; otherwise they are logged."
     )

@@ -7,6 +7,7 @@ Refuses: names, kinds of sharing, unit sizes (allocation records distinguish tho
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from nodeplug import DeviceId
@@ -15,6 +16,32 @@ from nodeplug_gpu.config import Memory, Mps, Replicas, Resource, advertises_mig
 
 FIRST_VOLTA: Final = (7, 0)
 """Compute capability from which MPS has memory limits and isolated address spaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Limits of an MPS control daemon, which the environment of a client can lower, not raise.
+
+    NVIDIA, "Multi-Process Service": CUDA_MPS_PINNED_DEVICE_MEM_LIMIT and CUDA_MPS_ACTIVE_THREAD_PERCENTAGE.
+
+    Attributes:
+        memory: MiB that each process may allocate; 0 for no cap.
+        threads: percentage of multiprocessors that each process may use; 0 for no cap.
+    """
+
+    memory: int = 0
+    threads: int = 0
+
+
+NO_CAPS: Final = Caps()
+
+
+def caps_of(entry: Resource, card: Card) -> Caps:
+    """Return what no client of a card may exceed: only where all have equal shares, as one daemon has one cap."""
+    if not isinstance(entry, Replicas) or entry.mps is None or not entry.refuse_more_than_one or why_unlimited(card):
+        return NO_CAPS
+    share = 1 / entry.replicas
+    return Caps(int(card.memory * share) >> 20, max(1, round(100 * share)) if entry.mps.thread_percentage else 0)
 
 
 def mps_of(entry: Resource) -> Mps | None:
@@ -41,18 +68,24 @@ def refusal_without_limits(entry: Resource, card: Card) -> str:
     )
 
 
-def limits_in_words(entry: Resource, card: Card) -> str:
+def limits_in_words(entry: Resource, card: Card, capped: Caps | None = None) -> str:
     """Return what keeps the containers of a card within their allocation.
 
     MPS reads its limits from the environment of each client, and kubelet appends the pod's own environment to what a
     plugin grants (kubelet_pods.go), so a pod can set others.
+
+    Args:
+        entry: that has the card.
+        card: of which.
+        capped: what its running daemon lets no client exceed, if it has one and nothing gets past it.
     """
     match entry:
         case Memory() | Replicas():
             if entry.mps is None:
                 return "none"
             why = why_unlimited(card)
-            return f"none: {why}" if why else "mps (a pod can raise them)"
+            can = "lower" if capped == caps_of(entry, card) != NO_CAPS else "raise"
+            return f"none: {why}" if why else f"mps (a pod can {can} them)"
         case _:
             return "the instance" if advertises_mig(entry) else "the card"
 

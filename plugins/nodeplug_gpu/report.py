@@ -11,11 +11,13 @@ from typing import Any
 
 from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
 from nodeplug_gpu.allocations import Allocation, Container
-from nodeplug_gpu.cards import MigInstance, Uuid
+from nodeplug_gpu.cards import Card, MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
 from nodeplug_gpu.health import Condition
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.limits import limits_in_words
+from nodeplug_gpu.limits import limits_in_words, mps_of
+from nodeplug_gpu.mps.folders import Folders
+from nodeplug_gpu.mps.record import Record
 from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.sharing.memory import MemorySharing
@@ -71,7 +73,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
     telemetry = inventory.snapshot.telemetry.get(card.uuid)
     allocations = allocations_of(inventory, entry, card.uuid)
     sharing = tracker.sharings.get(entry.resource)
-    limits = limits_in_words(entry, card)
+    limits = _limits(tracker, entry, card)
     return {
         "uuid": card.uuid,
         "index": card.index,
@@ -104,6 +106,15 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
             if uuid == card.uuid and one.unallocated
         ],
     }
+
+
+def _limits(tracker: InventoryTracker, entry: Resource, card: Card) -> str:
+    """Return what a card's limits are worth: its daemon caps a client only as long as every process must be one."""
+    if mps_of(entry) is None:
+        return limits_in_words(entry, card)
+    folders = Folders.of(tracker.paths.run, card.uuid, tracker.paths.former)
+    record = Record.read(folders.record)
+    return limits_in_words(entry, card, record.caps if record is not None and record.exclusive else None)
 
 
 def allocations_of(inventory: Inventory, entry: Resource, uuid: Uuid) -> Sequence[Allocation]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from nodeplug import Host
@@ -18,7 +19,7 @@ from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import GpuConfig, Mps, Resource
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.limits import mps_of
+from nodeplug_gpu.limits import NO_CAPS, Caps, caps_of, mps_of
 from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, clean_up, end_process
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record, recorded
@@ -50,12 +51,14 @@ class MpsDaemons:
     _outdated: dict[Uuid, str] = field(default_factory=dict)
     _idle_since: dict[Uuid, float] = field(default_factory=dict)
     _withdrawn: dict[Uuid, float] = field(default_factory=dict)
+    _capped_otherwise: set[Uuid] = field(default_factory=set)
 
     def reconcile(
         self,
         wanted: Mapping[Uuid, tuple[Card, Mps]],
         held: Callable[[Uuid], bool] = _not_held,
         cards: Iterable[Card] = (),
+        caps: Mapping[Uuid, Caps] = MappingProxyType({}),
     ) -> None:
         """Run a daemon for each of these cards, and no other.
 
@@ -63,6 +66,7 @@ class MpsDaemons:
             wanted: cards, with their configuration.
             held: whether a container may hold a card: then its daemon goes on.
             cards: all that are present.
+            caps: what no client of a card may exceed; none for those that are not named.
         """
         self._ending = {uuid: daemon for uuid, daemon in self._ending.items() if daemon.runs}
         if not self._adopted:
@@ -76,12 +80,13 @@ class MpsDaemons:
             self._replace_outdated(uuid, held)
         for uuid in wanted.keys() - self._daemons.keys() - self._ending.keys():
             card, config = wanted[uuid]
-            self._daemons[uuid] = self._daemon(card, config)
+            self._daemons[uuid] = self._daemon(card, config, caps.get(uuid, NO_CAPS))
             self._daemons[uuid].start()
 
     def _end(self, uuid: Uuid) -> None:
         for table in (self._outdated, self._idle_since, self._withdrawn):
             table.pop(uuid, None)
+        self._capped_otherwise.discard(uuid)
         self._ending[uuid] = self._daemons.pop(uuid)
         self._ending[uuid].end()
 
@@ -97,6 +102,7 @@ class MpsDaemons:
                 "%s: its MPS control daemon is replaced when no container holds the card: %s", uuid, why
             )
             self._outdated[uuid] = why
+        self._withhold(uuid, withheld=bool(why) and not held(uuid) and self._daemons[uuid].former_caps)
         if not why or held(uuid):
             self._idle_since.pop(uuid, None)
             if self._withdrawn.pop(uuid, None) is not None:
@@ -109,6 +115,12 @@ class MpsDaemons:
         elif now - self._withdrawn[uuid] >= SETTLE_TIME:
             self._end(uuid)
 
+    def _withhold(self, uuid: Uuid, *, withheld: bool) -> None:
+        """Note whether a card waits for its daemon's replacement: new containers would run under its former caps."""
+        if withheld != (uuid in self._capped_otherwise):
+            (self._capped_otherwise.add if withheld else self._capped_otherwise.discard)(uuid)
+            self.changed()
+
     def has(self, uuid: Uuid) -> bool:
         """Whether a card has a daemon, of this process or of one before."""
         return uuid in self._daemons or self._record(uuid) is not None
@@ -117,7 +129,7 @@ class MpsDaemons:
         """Return why no client can connect to a card's daemon; empty when it can."""
         if uuid in self._ending:
             return "its former MPS control daemon is stopping"
-        if uuid in self._withdrawn:
+        if uuid in self._withdrawn or uuid in self._capped_otherwise:
             return f"its MPS control daemon is about to be replaced: {self._outdated.get(uuid, '')}"
         daemon = self._daemons.get(uuid)
         return daemon.reason if daemon is not None else self._first_reason(uuid)
@@ -136,9 +148,9 @@ class MpsDaemons:
         for daemon in daemons:
             daemon.join()
 
-    def _daemon(self, card: Card, config: Mps) -> ControlDaemon:
-        why = self._first_reason(card.uuid)
-        return ControlDaemon(card, config, self.driver_root, self._folders(card.uuid), self.host, self.changed, why)
+    def _daemon(self, card: Card, config: Mps, caps: Caps = NO_CAPS) -> ControlDaemon:
+        why, folders = self._first_reason(card.uuid), self._folders(card.uuid)
+        return ControlDaemon(card, config, self.driver_root, folders, self.host, self.changed, why, caps)
 
     def _folders(self, uuid: Uuid) -> Folders:
         return Folders.of(self.host.run_dir, uuid, self.former)
@@ -190,15 +202,18 @@ class MpsReconciler:
             card.uuid for card in inventory.snapshot.cards if not card.mig
         }  # MPS serves no card in MIG mode here
         wanted: dict[Uuid, tuple[Card, Mps]] = {}
+        caps: dict[Uuid, Caps] = {}
         for entry in self.config.resources:
             mps = mps_of(entry)
             if mps is not None:
                 cards = [member.card for member in inventory.members_of(entry.resource) if member.card.uuid in present]
                 wanted.update({card.uuid: (card, mps) for card in cards if self._may_start(card.uuid, inventory)})
+                caps |= {card.uuid: caps_of(entry, card) for card in cards}
         self.daemons.reconcile(
             wanted,
             lambda uuid: uuid in present and (bool(inventory.allocations_unknown) or uuid in inventory.allocated),
             inventory.snapshot.cards,
+            caps,
         )
 
     def _may_start(self, uuid: Uuid, inventory: Inventory) -> bool:

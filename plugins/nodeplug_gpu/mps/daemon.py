@@ -8,7 +8,6 @@ import errno
 import os
 import secrets
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +24,8 @@ from nodeplug.fields import show_quantity
 from nodeplug_gpu.cards import Card
 from nodeplug_gpu.cdi import libraries
 from nodeplug_gpu.config import Mps
-from nodeplug_gpu.mps import launch, tmpfs
+from nodeplug_gpu.limits import NO_CAPS, Caps
+from nodeplug_gpu.mps import launch, program, tmpfs
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record, start_time
 
@@ -39,7 +39,6 @@ PING_TIMEOUT: Final = 5.0
 _PING: Final = b"get_default_active_thread_percentage\n"
 """A command that every control daemon answers with a number, and that changes nothing."""
 _MAX_MISSED_PINGS: Final = 2
-_PROGRAMS: Final = ("usr/bin", "bin", "usr/local/nvidia/bin")
 _POLL_INTERVAL: Final = 0.5
 _SMI_TIMEOUT: Final = 30.0
 _MAX_SOCKET_PATH: Final = 107
@@ -52,6 +51,7 @@ class ControlDaemon:
     """Keeps the daemon of one card running, in a thread of its own.
 
     Attributes:
+        caps: what no client may exceed.
         reason: why clients cannot connect; empty when they can.
     """
 
@@ -62,6 +62,7 @@ class ControlDaemon:
     host: Host
     changed: Callable[[], None]
     reason: str = STARTING
+    caps: Caps = NO_CAPS
     _ending: threading.Event = field(default_factory=threading.Event)
     _quit: bool = False
     _thread: threading.Thread | None = None
@@ -82,7 +83,17 @@ class ControlDaemon:
         if record.shm != self.config.shm_size:
             was, now = show_quantity(record.shm), show_quantity(self.config.shm_size)
             return f"it shares {was} of memory with its clients, where shm_size is {now}"
+        if (record.caps or NO_CAPS) != self.caps:
+            return "its clients have other limits than are configured"
+        if record.multiuser != self._is_for_all_users():
+            return f"it serves clients of {'all users' if record.multiuser else 'one user'} at a time"
         return self._unusable(record)
+
+    @property
+    def former_caps(self) -> bool:
+        """Whether it caps its clients otherwise than they are to be limited now."""
+        record = Record.read(self.folders.record)
+        return record is not None and record.caps not in {None, NO_CAPS, self.caps}
 
     def start(self) -> None:
         """Start to supervise it; returns at once."""
@@ -205,18 +216,20 @@ class ControlDaemon:
         self._check_socket()
         before = Record.read(self.folders.record)
         shm = before.shm if before is not None else self.config.shm_size
+        caps = before.caps if before is not None else self.caps
+        multiuser = self._serves_all_users()
         self._make_folders(shm, fresh=before is None)
         self._link_libraries()
         (self.folders.pipes / "control").unlink(missing_ok=True)
         # Not by the name of the card: servers of a daemon that has ended may still have clients.
         cgroups = self.host.cgroups.make(f"mps{secrets.token_hex(8)}")
-        command = self._control(shm, "-f", cgroups=cgroups)
+        command = self._control(shm, "-f", *([f"-{program.MULTIUSER}"] if multiuser else []), cgroups=cgroups)
         if self.config.exclusive_process:
             self._compute_mode("EXCLUSIVE_PROCESS")
         elif before is not None and before.exclusive:
             self._compute_mode("DEFAULT")
-        pid = _spawn(command, self._environment(), self.folders.output)
-        record = Record(pid, start_time(pid), self.config.exclusive_process, shm)
+        pid = _spawn(command, self._environment() | _capping(caps or NO_CAPS), self.folders.output)
+        record = Record(pid, start_time(pid), self.config.exclusive_process, shm, multiuser, caps)
         record.write(self.folders.record)
         return record
 
@@ -242,13 +255,24 @@ class ControlDaemon:
 
     def _control(self, shm: int | None, *arguments: str, cgroups: Iterable[Path] = ()) -> list[str]:
         """Return the command line of a control program that has the daemon's /dev/shm."""
-        program = self._program(self.config.command)
-        found = shutil.which(program, path=self._environment()["PATH"])
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+        found = self._control_program()
         place, folder = ":".join(map(str, cgroups)), "" if shm is None else str(self.folders.shm)
         own = [sys.executable, "-IS", launch.__file__, folder, place] if folder or place else []
         return [*own, found, *arguments]
+
+    def _control_program(self) -> str:
+        return program.found(self.config.command, self.driver_root, self._environment()["PATH"])
+
+    def _serves_all_users(self) -> bool:
+        wanted = self.config.multiuser_server
+        return wanted is not False and program.serves_all_users(wanted, self.card, self._control_program())
+
+    def _is_for_all_users(self) -> bool:
+        """Whether a daemon that were started now would serve all users; as long as it cannot be started, as wanted."""
+        try:
+            return self._serves_all_users()
+        except OSError:
+            return self.config.multiuser_server is True
 
     def _end_daemon(self) -> None:
         record = Record.read(self.folders.record)
@@ -279,7 +303,7 @@ class ControlDaemon:
             link.symlink_to(path)
 
     def _compute_mode(self, mode: str) -> None:
-        command = [self._program("nvidia-smi"), "-i", self.card.uuid, "-c", mode]
+        command = [program.path_of("nvidia-smi", self.driver_root), "-i", self.card.uuid, "-c", mode]
         done = subprocess.run(
             command, capture_output=True, timeout=_SMI_TIMEOUT, check=False, text=True, env=self._environment()
         )
@@ -287,10 +311,10 @@ class ControlDaemon:
             said = (done.stdout + done.stderr).strip()[-300:]
             raise OSError(0, f"`{' '.join(command)}` failed with {done.returncode}: {said}")
 
-    def _environment(self) -> Mapping[str, str]:
+    def _environment(self) -> dict[str, str]:
         path, own = os.environ.get("PATH", os.defpath), {}
         if self.driver_root != Path("/"):
-            path = ":".join([*(str(self.driver_root / folder) for folder in _PROGRAMS), path])
+            path = ":".join([*(str(self.driver_root / folder) for folder in program.FOLDERS), path])
             own = {"LD_LIBRARY_PATH": str(self.folders.libraries)}
         return own | {
             "PATH": path,
@@ -299,12 +323,11 @@ class ControlDaemon:
             "CUDA_MPS_LOG_DIRECTORY": str(self.folders.logs),
         }
 
-    def _program(self, name: str) -> str:
-        """Prefer the program that belongs to the driver."""
-        if "/" in name:
-            return name
-        places = [self.driver_root / folder / name for folder in _PROGRAMS]
-        return next((str(place) for place in places if place.exists()), name)
+
+def _capping(caps: Caps) -> dict[str, str]:
+    """Return the environment by which a daemon caps all its clients; device 0 is its only one."""
+    memory = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={caps.memory}M"} if caps.memory else {}
+    return memory | ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(caps.threads)} if caps.threads else {})
 
 
 def _spawn(command: list[str], environment: Mapping[str, str], output: Path) -> int:

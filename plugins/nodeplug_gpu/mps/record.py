@@ -7,6 +7,9 @@ Refuses: to say whether the process works (`daemon` sends it a command for that)
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from nodeplug_gpu.limits import Caps
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +22,16 @@ class Record:
         exclusive: the card's compute mode was changed for it.
         shm: bytes of the tmpfs that it and its clients have as /dev/shm; None for the node's own, as daemons of an
             earlier version have it. A restart keeps it: containers may have the mount.
+        multiuser: it serves clients of all users at a time.
+        caps: what no client of it can exceed; None for a daemon of an earlier version, which has no caps.
     """
 
     pid: int
     started: str
     exclusive: bool
     shm: int | None = None
+    multiuser: bool = False
+    caps: Caps | None = None
 
     @staticmethod
     def read(file: Path) -> "Record | None":
@@ -37,6 +44,8 @@ class Record:
                 str(found["started"]),
                 bool(found.get("exclusive", True)),
                 None if shm is None else int(shm),
+                bool(found.get("multiuser")),
+                _caps(found.get("caps")),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -55,6 +64,10 @@ class Record:
     def runs(self) -> bool:
         """Whether the recorded process still runs."""
         return bool(self.started) and start_time(self.pid) == self.started
+
+
+def _caps(found: Any) -> Caps | None:
+    return None if found is None else Caps(int(found["memory"]), int(found["threads"]))
 
 
 def recorded(file: Path) -> int | None:

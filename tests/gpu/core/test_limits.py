@@ -124,7 +124,7 @@ def test_no_mps_daemon_is_started_for_a_card_that_is_held_without_mps(make_node:
     asked: list[set[str]] = []
 
     class Daemons:
-        def reconcile(self, wanted: Any, held: Any, cards: Any) -> None:
+        def reconcile(self, wanted: Any, held: Any, cards: Any, caps: Any) -> None:
             asked.append(set(wanted))
 
         def has(self, uuid: str) -> bool:

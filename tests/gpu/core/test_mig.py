@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from nodeplug_gpu import report
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid
 from nodeplug_gpu.config import Mps
 from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.limits import Caps
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsReconciler
 from nodeplug_gpu.overuse import OveruseWatch
 
@@ -108,6 +110,7 @@ def test_a_card_that_is_divided_is_no_longer_served_by_mps(make_node: Make, card
             wanted: Mapping[Uuid, tuple[Card, Mps]],
             held: Callable[[Uuid], bool] = lambda _: False,
             cards: Iterable[Card] = (),
+            caps: Mapping[Uuid, Caps] = MappingProxyType({}),
         ) -> None:
             assert not held(Uuid("GPU-0")) or not node.tracker.inventory.snapshot.cards[0].mig
             kept.append(set(wanted))
