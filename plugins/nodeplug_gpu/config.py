@@ -56,7 +56,11 @@ Kind = Literal["exclusive", "replicas", "memory", "mig"]
 class Cards(_Model):
     """Which cards: those that match one entry of every key that is given. Without a key, all."""
 
-    index: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="NVML's indexes, as in `nvidia-smi -L`.")
+    index: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="NVML's indexes, as in `nvidia-smi -L` when they were first used: they move when a card is gone; "
+        "prefer `uuid` or `model`.",
+    )
     uuid: tuple[str, ...] = Field((), description="UUIDs, `GPU-…`.")
     model: tuple[str, ...] = Field((), description="Patterns of product names, such as `*H100*`.")
     pci: tuple[PciAddress, ...] = Field((), description="PCI addresses, such as 0000:3b:00.0.")
@@ -73,10 +77,10 @@ class Cards(_Model):
         keys = {"index": self.index, "uuid": self.uuid, "model": self.model, "pci": self.pci}
         return {name: values for name, values in keys.items() if values}
 
-    def choose(self, card: Card) -> bool:
-        """Whether a card is chosen."""
+    def choose(self, card: Card, index: int | None) -> bool:
+        """Whether a card is chosen; its index is the one that it has in the configuration, None for none."""
         return (
-            (not self.index or card.index in self.index)
+            (not self.index or index in self.index)
             and (not self.uuid or card.uuid in self.uuid)
             and (not self.model or any(fnmatchcase(card.model, pattern) for pattern in self.model))
             and (not self.pci or card.pci in self.pci)

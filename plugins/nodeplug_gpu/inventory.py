@@ -35,6 +35,7 @@ class Inventory:
         conflicts: why a card is not advertised although the configuration chooses it.
         allocated: cards that containers hold, however they were shared, or were allocated a moment ago.
         draining: why a card that may still be allocated in another way is not allocatable yet.
+        unindexed: why a card is not chosen by the index that NVML gives it.
     """
 
     snapshot: Snapshot = field(default_factory=Snapshot)
@@ -47,6 +48,7 @@ class Inventory:
     conflicts: Mapping[Uuid, str] = field(default_factory=dict)
     allocated: frozenset[Uuid] = frozenset()
     draining: Mapping[Uuid, str] = field(default_factory=dict)
+    unindexed: Mapping[Uuid, str] = field(default_factory=dict)
 
     @property
     def conflict(self) -> str:

@@ -124,7 +124,8 @@ class Gpu:
         self._prepared = True
         self._driver.start(self._on_snapshot)
         self._driver_answered.wait(_RESTART_TIMEOUT)
-        if conflicts := assign_cards(self._config.resources, self._driver.snapshot.cards).conflicts:
+        cards = self._driver.snapshot.cards
+        if conflicts := assign_cards(self._config.resources, cards, self._tracker.indexes.peek(cards)).conflicts:
             raise InvalidRequest("; ".join(conflicts.values()))
 
     @hookimpl

@@ -106,13 +106,17 @@ def fits_mig_mode(entry: Resource, card: Card) -> bool:
 
 
 def assign_cards(
-    entries: Sequence[Resource], cards: Iterable[Card], assigned: Mapping[Uuid, str] = MappingProxyType({})
+    entries: Sequence[Resource],
+    cards: Iterable[Card],
+    indexes: Mapping[Uuid, int | None],
+    assigned: Mapping[Uuid, str] = MappingProxyType({}),
 ) -> Assignment:
     """Return the cards of each entry. A card that two entries choose is advertised by neither.
 
     Args:
         entries: of the configuration.
         cards: of the machine.
+        indexes: by which the cards are chosen (see `indexes`), not always NVML's.
         assigned: resources by card, from the last assignment: a card stays with its entry as long as its MIG mode
             fits. NVML's indexes move when a card falls off the bus, and what containers hold does not move with them.
     """
@@ -128,7 +132,7 @@ def assign_cards(
             continue
         fitting = [entry for entry in entries if fits_mig_mode(entry, card)]
         former = [entry for entry in fitting if assigned.get(card.uuid) == entry.resource]
-        candidates = former or [entry for entry in fitting if entry.cards.choose(card)]
+        candidates = former or [entry for entry in fitting if entry.cards.choose(card, indexes[card.uuid])]
         if len(candidates) > 1:
             names = " and ".join(entry.resource for entry in candidates)
             conflicts[card.uuid] = (

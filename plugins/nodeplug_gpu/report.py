@@ -64,7 +64,8 @@ def document(config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch
 
 
 def _unadvertised_reason(inventory: Inventory, uuid: Uuid) -> str:
-    return inventory.conflicts.get(uuid, "no entry of `resources` chooses it")
+    why = "no entry of `resources` chooses it"
+    return inventory.conflicts.get(uuid) or "; ".join(filter(None, (why, inventory.unindexed.get(uuid))))
 
 
 def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, member: PoolMember) -> dict[str, Any]:

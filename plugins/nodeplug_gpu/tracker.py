@@ -23,6 +23,7 @@ from nodeplug_gpu.cards import Card, GpuEvent, MigInstance, Snapshot, Uuid
 from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, Resource, advertises_mig, resource_names
 from nodeplug_gpu.health import GONE, HealthMonitor
 from nodeplug_gpu.ids import by_card, card_key
+from nodeplug_gpu.indexes import Indexes
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.limits import excess_replicas, limits_of, mps_of, refusal_without_limits, why_unlimited
 from nodeplug_gpu.pool import Assignment, Pool, PoolMember, assign_cards
@@ -46,6 +47,7 @@ class InventoryTracker:
     Attributes:
         not_ready_reason: why a healthy card is not allocatable yet, such as an MPS daemon that does not run.
         allocations: what containers hold, or may hold.
+        indexes: which card an index of the configuration means.
     """
 
     config: GpuConfig
@@ -55,6 +57,7 @@ class InventoryTracker:
     clock: Callable[[], float] = time.monotonic
     inventory: Inventory = field(default_factory=Inventory)
     allocations: Allocations = field(init=False)
+    indexes: Indexes = field(init=False)
     _health: HealthMonitor = field(init=False)
     _assigned: Mapping[Uuid, str] = field(default_factory=dict)
     _sharings: dict[str, Sharing] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class InventoryTracker:
         self._withholding = {
             entry.resource: Withholding(entry.withhold) for entry in self.config.resources if isinstance(entry, Memory)
         }
+        self.indexes = Indexes(self.config.resources, self.host)
 
     @property
     def sharings(self) -> Mapping[str, Sharing]:
@@ -100,7 +104,9 @@ class InventoryTracker:
         """Build the inventory from a snapshot of the hardware and what kubelet reports by now."""
         self._health.observe(snapshot, events, self.clock())
         cards = snapshot.cards if snapshot.state != "absent" else ()
-        assignment = assign_cards(self.config.resources, cards, self._assigned)
+        # A record outlives its card until no container has been seen to hold it for a minute.
+        indexes = self.indexes.settle(cards, lambda uuid: bool(self.allocations.of_card(uuid)))
+        assignment = assign_cards(self.config.resources, cards, indexes, self._assigned)
         self._assigned = {**self._assigned, **assignment.resource_by_card()}
         self._remember(assignment)
         reported = self.allocations.refresh(self._names())
@@ -122,6 +128,7 @@ class InventoryTracker:
             assignment.conflicts,
             self.allocations.allocated_cards(),
             draining,
+            self.indexes.refused,
         )
         return self.inventory
 

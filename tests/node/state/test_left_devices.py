@@ -148,7 +148,7 @@ def test_a_section_of_another_name_goes_on_with_cards_and_mps_daemon(devices: An
         kubelet.until_allocatable(REPLICA, 4)
         assert {one.host_path for one in kubelet.admit("client", {MEMORY: 1})[MEMORY].mounts} == given
     assert (devices.mps.poll(), devices.mounted()) == (None, mounted)
-    assert (devices.records("gpu"), len(devices.records("cards"))) == ([], 3)
+    assert (devices.records("gpu"), len(devices.records("cards"))) == ([], 5)
 
 
 def test_a_section_of_another_name_gives_no_card_otherwise_while_it_is_held(devices: Any) -> None:
