@@ -132,7 +132,7 @@ class Device:
         capacity: how much the whole device has, by name, in bytes or units; shown in the same place.
         part: what the device is a share of, if it is one.
         withheld: an unhealthy device that could serve: it is free, and kubelet is told otherwise so that the sum of
-            what is free promises no more than a container can get. An older choice of kubelet's is granted all the same.
+            what is free promises no more than a container can get. Kubelet's older choice of it is granted.
     """
 
     id: DeviceId
