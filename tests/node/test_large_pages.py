@@ -16,6 +16,30 @@ gather().join()
 assert held[399_999] == [399_999]
 print(re.findall("AnonHugePages: +([0-9]+)", Path("/proc/self/smaps_rollup").read_text())[0])
 """
+TUPLES_OF_OTHER_THREADS = """
+import sys, threading
+from nodeplug.process.large_pages import gather
+
+sys.setswitchinterval(1e-5)
+failures, done = [], threading.Event()
+
+def make() -> None:
+    while not done.is_set():
+        try:
+            tuple(number for number in range(3))
+        except SystemError as error:
+            failures.append(error)
+
+threads = [threading.Thread(target=make) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(40):
+    gather().join()
+done.set()
+for thread in threads:
+    thread.join()
+print(len(failures))
+"""
 COLLAPSES = """
 import ctypes, mmap
 memory = mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -36,3 +60,9 @@ def test_objects_that_live_long_are_in_large_pages() -> None:
     if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         pytest.skip("the administrator of this machine wants no large pages")
     assert int(output_of(OBJECTS_IN_LARGE_PAGES)) >= 2048
+
+
+@pytest.mark.unprivileged
+def test_threads_go_on_making_tuples_while_objects_are_counted() -> None:
+    """A list of all objects has the tuples that others are about to fill; whoever holds it breaks them."""
+    assert output_of(TUPLES_OF_OTHER_THREADS) == "0"

@@ -14,6 +14,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain, repeat
+from operator import floordiv
 from pathlib import Path
 from typing import Final
 
@@ -28,12 +30,23 @@ _SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 def gather() -> threading.Thread:
     """Begin to move what the garbage collector knows into large pages, in the thread that is returned."""
-    found = Counter(id(one) // _SIZE for one in gc.get_objects())
+    found = _objects_by_range()
     dense = [number * _SIZE for number, count in found.items() if count >= _ENOUGH]
     thread = threading.Thread(target=_collapse, args=(dense,), name="large-pages", daemon=True)
     with suppress(RuntimeError):  # the process has as many threads as it may
         thread.start()
     return thread
+
+
+def _objects_by_range() -> Counter[int]:
+    """Count the objects that the garbage collector knows, by the number of the range that each begins in.
+
+    Among them are tuples that other threads are about to fill. Such a thread fails if anybody else holds its tuple when
+    it goes on (SystemError, `_PyTuple_Resize`). So there is no step of Python between the list of objects and its end:
+    it is made, read and dropped in one call of the interpreter's own code, in which no other thread has a turn.
+    """
+    objects = chain.from_iterable(map(gc.get_objects, (None,)))
+    return Counter(map(floordiv, map(id, objects), repeat(_SIZE)))
 
 
 def _collapse(starts: Iterable[int]) -> None:
