@@ -195,7 +195,8 @@ class Memory(_Resource):
         2000, ge=1, le=16000, description="With more units than this on the largest card, units become larger."
     )
     count_resource: _MaybeResource = Field(
-        "aliyun.com/gpu-count", description='A resource that only counts the cards, as gpushare has; "" for none.'
+        "aliyun.com/gpu-count",
+        description='A resource that only counts the cards, healthy or not, as gpushare has; "" for none.',
     )
     overuse: Overuse = Field(
         default_factory=Overuse, description="What happens to containers that use more memory than they were allocated."

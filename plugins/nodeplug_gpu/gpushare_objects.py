@@ -51,8 +51,9 @@ def annotations(
 ) -> Mapping[tuple[str, str], tuple[Mapping[str, str], Mapping[str, str]]]:
     """Return the annotations of each pod, and those that it gets if it has none, by namespace and name.
 
-    A pod whose containers are on several cards also gets gpushare's newer annotation, which is read first; its
-    containers are numbered in the order of their names.
+    A pod of several containers also gets gpushare's newer annotation, which is read first: without it, `inspect` takes
+    all for one card, and knows of no unit that an init container keeps. Its containers are numbered in the order of
+    their names, and each has the units that none before it has: readers add them up.
 
     Args:
         held: by all containers of the resource.
@@ -81,13 +82,20 @@ def _of_pod(parts: Sequence[Held], since: int) -> tuple[Mapping[str, str], Mappi
         "ASSIGNED": "true",
     }
     written = {f"{_PREFIX}{key}": value for key, value in made.items()}
-    if len(ids) > 1:
-        names = list(dict.fromkeys(one.container.name for one in parts))
-        by_container: dict[str, dict[str, int]] = {}
-        for one in parts:
-            by_container.setdefault(str(names.index(one.container.name)), {})[str(one.minor)] = len(one.ids)
-        written[ALLOCATION] = json.dumps(by_container, separators=(",", ":"))
+    if len(parts) > 1:
+        written[ALLOCATION] = json.dumps(_by_container(parts), separators=(",", ":"))
     return written, {f"{_PREFIX}ASSUME_TIME": str(since)}
+
+
+def _by_container(parts: Sequence[Held]) -> Mapping[str, Mapping[str, int]]:
+    names, counted = list(dict.fromkeys(one.container.name for one in parts)), set[tuple[int, str]]()
+    made: dict[str, dict[str, int]] = {}
+    for one in parts:
+        fresh = {(one.minor, name) for name in one.ids} - counted
+        counted |= fresh
+        if fresh:
+            made.setdefault(str(names.index(one.container.name)), {})[str(one.minor)] = len(fresh)
+    return made
 
 
 def unhealthy(node: str, minors: Sequence[int]) -> NodeConfigMap:

@@ -126,14 +126,14 @@ class MemorySharing:
     def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """List every unit of every card; for the counting resource, every card.
 
+        A card counts in whatever state: gpushare counts those that are there, and its programs share out the node's
+        units among so many. Nothing is allocated of it.
+
         Raises:
             NotFound: no card has room for a single unit.
         """
         if resource == self.config.count_resource:
-            return [
-                Device(DeviceId(f"{_COUNT}-{card_key(member.card.uuid)}"), healthy=member.healthy, reason=member.reason)
-                for member in pool.members
-            ]
+            return [Device(DeviceId(f"{_COUNT}-{card_key(member.card.uuid)}")) for member in pool.members]
         known, units = self._listed
         if known != pool:
             units = self._units(resource, pool)

@@ -15,10 +15,12 @@ import pytest
 
 from nodeplug import DeviceId, DevicePrefer, NodeConfigMap, ResourceName
 from nodeplug.testing import AdmissionError
+from nodeplug_gpu import gpushare_objects
 from nodeplug_gpu.allocations import Container
 from nodeplug_gpu.cluster import ClusterView
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.free_memory import FreeMemory, annotation_of, decode
+from nodeplug_gpu.gpushare_objects import Held
 from nodeplug_gpu.ids import by_card
 from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.placement import single_card
@@ -198,18 +200,22 @@ def test_a_pod_has_gpushares_annotations_of_the_card_that_it_really_has(gpu_node
     assert annotations(view_of(node)) == {}
 
 
-def inspected(pods: Sequence[Mapping[str, str]]) -> dict[int, int]:
-    """Sum up units by card as `kubectl inspect gpushare` does (cmd/inspect, podinfo.go): its newer annotation first."""
+def inspected(pods: Mapping[str, Mapping[str, str]], limits: Mapping[str, int]) -> dict[int, int]:
+    """Sum up units by card as `kubectl inspect gpushare` does (cmd/inspect, nodeinfo.go).
+
+    Its newer annotation comes first; without it a pod has what the limits of its containers, less those that only
+    initialize it, come to.
+    """
     used: dict[int, int] = {}
-    for pod in pods:
+    for name, pod in pods.items():
         newer = pod.get("scheduler.framework.gpushare.allocation")
         parts = (
             [item for one in json.loads(newer).values() for item in one.items()]
             if newer
-            else [(pod["ALIYUN_COM_GPU_MEM_IDX"], pod["ALIYUN_COM_GPU_MEM_POD"])]
+            else [(pod["ALIYUN_COM_GPU_MEM_IDX"], limits[name])]
         )
         for index, units in parts:
-            used[int(index)] = used.get(int(index), 0) + int(units)
+            used[int(index)] = used.get(int(index), 0) + units
     return used
 
 
@@ -224,10 +230,39 @@ def test_inspect_sums_up_what_is_really_held_also_by_pods_on_two_cards(gpu_node:
     asyncio.run(fill())
     node.pass_time(10)
     view = view_of(node, gpushare=True)
-    free = published(view)
-    held = {one.minor: one.units - one.free for one in free.cards if one.units != one.free}
-    assert inspected(list(annotations(view).values())) == held
+    assert inspected(annotations(view), {"two": 35, "one": 7}) == held_by_minor(view)
     assert len(json.loads(annotations(view)["two"]["scheduler.framework.gpushare.allocation"])) == 2
+    assert "scheduler.framework.gpushare.allocation" not in annotations(view)["one"]
+
+
+def held_by_minor(view: ClusterView) -> dict[int, int]:
+    return {one.minor: one.units - one.free for one in published(view).cards if one.units != one.free}
+
+
+@pytest.mark.parametrize("sizes", [(10, 4), (4, 10), (4, 2, 2), (20, 20, 15)])
+def test_inspect_sums_up_what_an_init_container_has_left_to_others_once(
+    gpu_node: Any, tmp_path: Path, sizes: Sequence[int]
+) -> None:
+    node = gpu_node(tmp_path / "n", "spread", 1)
+
+    async def fill() -> None:
+        await node.admit("pod", "prepare", sizes[0], init=True)
+        for number, size in enumerate(sizes[1:]):
+            await node.admit("pod", f"main{number}", size)
+
+    asyncio.run(fill())
+    node.ask_kubelet()
+    view = view_of(node, gpushare=True)
+    assert inspected(annotations(view), {"pod": sum(sizes[1:])}) == held_by_minor(view)
+
+
+def test_inspect_knows_of_units_that_an_init_container_keeps() -> None:
+    """As the daemon tells it, from kubelet's list and its checkpoint: each of the two has units of its own."""
+    held = [
+        Held(Container("default", "pod", name), 1, 8, frozenset(ids)) for name, ids in (("main", "a"), ("pre", "b"))
+    ]
+    (written, _) = gpushare_objects.annotations(held, {("default", "pod"): 0})["default", "pod"]
+    assert inspected({"pod": written}, {"pod": 1}) == {1: 2}
 
 
 def test_a_container_that_uses_too_much_is_a_warning_of_its_pod(gpu_node: Any, tmp_path: Path) -> None:

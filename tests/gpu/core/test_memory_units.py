@@ -7,7 +7,7 @@ import pytest
 
 from nodeplug import DeviceId, DevicePrefer, Exhausted, InvalidRequest, NotFound, NotReady, ResourceName
 from nodeplug.device.codec import LIST_LIMIT, encode_list, worst_case_size
-from nodeplug_gpu.cards import Card
+from nodeplug_gpu.cards import Card, GpuEvent
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.sharing.memory import MAX_UNITS, unit_for
@@ -187,6 +187,14 @@ def test_a_card_that_became_unhealthy_after_the_list_is_not_allocated(make_node:
     node.update()
     with pytest.raises(NotReady, match="GPU-0 cannot be allocated: it is no longer present"):
         node.allocate(MEM, *units(card(0), 1))
+
+
+def test_a_card_that_is_not_healthy_is_counted_as_gpushare_does(make_node: Make, card: Make) -> None:
+    """Its programs divide the node's units by this number, and show as many cards."""
+    node = make_node([entry()], [card(0), card(1)])
+    node.update(GpuEvent("xid", card(1).uuid, 79, time=node.now))
+    assert set(node.listed(COUNT).values()) == {""}
+    assert "" not in {reason for unit, reason in node.listed().items() if unit in units(card(1), 16)}
 
 
 def test_the_counting_resource_lists_cards_and_refuses_to_be_allocated(make_node: Make, card: Make) -> None:
