@@ -5,7 +5,7 @@ Refuses: which cards, and the CDI spec (`cdi` writes it).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from nodeplug_gpu.config import Access
 VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 _REQUIRED: Final = "nvidiactl"
+_ANNOTATION: Final = "cdi.k8s.io/"
 _MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]+)\s*$", re.MULTILINE)
 
 
@@ -49,12 +50,14 @@ class NodePaths:
         capabilities: of MIG instances.
         run: the plugin's own folder for what does not survive a reboot.
         former: the run folders of sections that had the cards before; known from `start` on.
+        cdi: where runtimes look for CDI specs, the folder that overrides the other last.
     """
 
     dev: Path = field(default=Path("/dev"))
     capabilities: Path = field(default=Path("/proc/driver/nvidia/capabilities"))
     run: Path = field(default=Path("/run/nodeplug/plugins/gpu"))
     former: list[Path] = field(default_factory=list)
+    cdi: tuple[Path, ...] = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
 def grant(access: Access, gpus: Sequence[GpuDevice], paths: NodePaths) -> Grant:
@@ -76,10 +79,18 @@ def grant(access: Access, gpus: Sequence[GpuDevice], paths: NodePaths) -> Grant:
     return Grant(env=env, nodes=nodes, annotations=annotations, cdi=names if access.cdi == "field" else ())
 
 
+def cdi_names(granted: Grant) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of each CDI device of a grant."""
+    texts = [text for key, text in granted.annotations.items() if key.startswith(_ANNOTATION)]
+    for full in (*granted.cdi, *(name for text in texts for name in text.split(","))):
+        kind, _, name = full.partition("=")
+        yield kind, name
+
+
 def annotation_key(kind: str, names: Sequence[str]) -> str:
     """Return the key of CDI's annotation: `cdi.k8s.io/<plugin>_<id>`, at most 63 characters after the slash."""
     plugin = re.sub(r"[^A-Za-z0-9.-]", "-", kind)
-    return f"cdi.k8s.io/{plugin}_{names[0].rpartition('=')[2]}"[: len("cdi.k8s.io/") + 63]
+    return f"{_ANNOTATION}{plugin}_{names[0].rpartition('=')[2]}"[: len(_ANNOTATION) + 63]
 
 
 def device_nodes(gpus: Sequence[GpuDevice], paths: NodePaths) -> tuple[DeviceNode, ...]:

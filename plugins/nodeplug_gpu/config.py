@@ -50,6 +50,8 @@ _NAME = TypeAdapter(ExtendedResource)
 _UNNAMED = "nvidia.com/mig"
 """Stands for `resource` where no profile has a valid name: the error reported is that of the profiles."""
 Withhold = Literal["after-refusal", "always", "never"]
+_CDI_KIND = r"^[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"
+"""As parsers of CDI check it (pkg/parser of its reference implementation)."""
 Kind = Literal["exclusive", "replicas", "memory", "mig"]
 
 
@@ -135,9 +137,13 @@ class Access(_Model):
     cdi: Literal["none", "field", "annotation"] = Field(
         "none", description="Name CDI devices in kubelet's field (1.29 and later) or in the annotation for older ones."
     )
-    cdi_kind: str = Field("nodeplug.io/gpu", description="Vendor and class of the CDI names.")
+    cdi_kind: str = Field(
+        "nodeplug.io/gpu", pattern=_CDI_KIND, description="Vendor and class of the CDI names, such as nvidia.com/gpu."
+    )
     cdi_write: bool = Field(
-        True, description="Write the CDI spec and keep it up to date; off when nvidia-ctk writes one."
+        True,
+        description="Write the CDI spec and keep it up to date; off where nvidia-ctk writes one: a card is allocatable "
+        "while a spec in /etc/cdi or `cdi_folder` has its UUID.",
     )
     cdi_folder: Path = Field(Path("/var/run/cdi"), description="Where the spec is written.")
 

@@ -33,7 +33,7 @@ from nodeplug import (
 from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuEvent, Snapshot, Uuid
-from nodeplug_gpu.cdi import CdiSpecs
+from nodeplug_gpu.cdi.specs import CdiSpecs
 from nodeplug_gpu.cluster import ClusterView
 from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
 from nodeplug_gpu.driver import Driver
@@ -205,13 +205,15 @@ class Gpu:
     @hookimpl
     def device_allocate(self, request: DeviceAllocate) -> Grant:
         """Allocate cards, or say with the numbers why not."""
-        sharing, pool = self._tracker.inventory.advertised(self._tracker.entry_of(request.resource), request.resource)
+        entry = self._tracker.entry_of(request.resource)
+        sharing, pool = self._tracker.inventory.advertised(entry, request.resource)
         try:
             grant = sharing.allocate(request, pool)
         except Exhausted:
             self._tracker.refused(request.resource, len(request.ids))
             self._request_update()
             raise
+        self._cdi.require(entry, grant)
         self._tracker.allocated(request.resource, request.ids)
         if self._tracker.withholds(request.resource):
             self._request_update()  # another card may have most of what is free now

@@ -87,6 +87,7 @@ def test_good_entries_are_taken(entry: dict[str, Any]) -> None:
         (MEMORY | {"overuse": {"kill_after": "0s"}}, "kill_after"),
         (MEMORY | {"mps": {"stop_after": "0s"}}, "stop_after"),
         (MEMORY | {"access": {"cdi": "yes"}}, "cdi"),
+        (MEMORY | {"access": {"cdi_kind": "gpu"}}, "cdi_kind"),
         (MEMORY | {"access": {"visible_devices": "all"}}, "visible_devices"),
         (MEMORY | {"cards": {"index": [-1]}}, "index"),
         (MEMORY | {"cards": {"pci": ["3b"]}}, "must be a PCI address such as 0000:3b:00.0"),

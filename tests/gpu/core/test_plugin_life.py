@@ -15,6 +15,7 @@ import pytest
 
 from nodeplug import (
     Device,
+    DeviceAllocate,
     DeviceId,
     DeviceList,
     Holding,
@@ -407,3 +408,30 @@ def test_the_first_list_of_cards_with_a_cdi_spec_is_healthy(
     plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(tmp_path / "cdi")}}], poll="1h")
     plugin.start()
     assert [one.healthy for one in plugin.device_list(DeviceList(resource=MEM))] == [True] * 4
+
+
+def test_a_container_gets_no_cdi_name_that_the_runtime_does_not_know(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidiactl", "nvidia0"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("nodeplug_gpu.plugin.NodePaths", partial(NodePaths, dev=tmp_path))
+    folder = tmp_path / "cdi"
+    plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(folder)}}], poll="1h")
+    plugin.start()
+    (device, *_) = devices(plugin)
+    asked = DeviceAllocate(resource=MEM, ids=(device.id,), devices=(device,))
+
+    def refused() -> bool:
+        """A look that was asked for before may write the spec again before the container is asked for."""
+        for file in folder.glob("*.json"):
+            file.unlink(missing_ok=True)
+        try:
+            plugin.device_allocate(asked)
+        except NotReady as error:
+            return "nodeplug writes it again within seconds" in error.message
+        return False
+
+    until(refused)
+    until(lambda: list(folder.glob("*.json")))
+    assert plugin.device_allocate(asked).cdi == ("nodeplug.io/gpu=GPU-0000",)

@@ -1,4 +1,4 @@
-"""The CDI spec: what a runtime adds to a container that requests one of our devices by its CDI name.
+"""The CDI specs that we write, and why a card cannot be given to a container by its name.
 
 Owns: one JSON file per kind, rewritten only when it would differ, and the libraries that it mounts.
 Refuses: hooks (nvidia-ctk has those), and to remove the file at the end: a container may be restarted while nodeplug
@@ -15,14 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug import Host, NotReady
-from nodeplug_gpu.access import GpuDevice, NodePaths, device_nodes
+from nodeplug import Grant, Host, NotReady
+from nodeplug_gpu.access import GpuDevice, NodePaths, cdi_names, device_nodes
 from nodeplug_gpu.cards import Uuid
-from nodeplug_gpu.config import Access, GpuConfig, Mig, Resource, advertises_mig
+from nodeplug_gpu.cdi.names import SpecNames
+from nodeplug_gpu.config import GpuConfig, Mig, Resource, advertises_mig
 from nodeplug_gpu.inventory import Inventory
 
 VERSION: Final = "0.5.0"
 PENDING: Final = "its CDI spec is not written yet"
+_WRITTEN_AGAIN: Final = "nodeplug writes it again within seconds"
+_BY_OTHERS: Final = (
+    "run `nvidia-ctk cdi generate` with `--device-name-strategy=uuid`, or let nodeplug write a spec (cdi_write = true)"
+)
 LIBRARIES: Final = "/usr/local/nvidia/lib64"
 """Where NVIDIA's images look for the driver (their LD_LIBRARY_PATH); the libraries of the host's driver go there."""
 _FOLDERS: Final = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "lib")
@@ -32,8 +37,8 @@ _WANTED: Final = re.compile(
 )
 
 
-Place = tuple[str, Path]
-"""A kind, and the folder of its spec."""
+Place = tuple[str, Path, bool]
+"""A kind, the folder of its spec, and whether we write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class _Named:
 
 @dataclass(slots=True)
 class CdiSpecs:
-    """Keeps the specs up to date. Called from one thread; any thread may call `not_ready_reason` and `fault`.
+    """Keeps the specs up to date. Called from one thread; any may call `not_ready_reason`, `require` and `fault`.
 
     Attributes:
         changed: called when a card becomes allocatable by its name, or ceases to be.
@@ -64,17 +69,24 @@ class CdiSpecs:
     changed: Callable[[], None] = lambda: None
     _faults: Mapping[tuple[str, Uuid], str] = field(default_factory=dict)
     _complaint: str = ""
+    _names: SpecNames = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = [entry.access.cdi_folder for entry in self.config.resources]
+        self._names = SpecNames(tuple(dict.fromkeys([*self.paths.cdi, *own])))
 
     def reconcile(self, inventory: Inventory) -> None:
-        """Write what has changed; while the driver does not run the specs stay as they are."""
+        """Write what has changed, and look for all names; while the driver does not run the specs stay as they are."""
         if inventory.snapshot.state != "running":
             return
         whys: dict[tuple[str, Uuid], str] = {}
         for place, named in self._named(inventory).items():
-            faults = self._update(place, [one.gpu for one in named])
+            kind, _, ours = place
+            faults = self._update(place, [one.gpu for one in named]) if ours else {}
             for one in named:
                 key = (one.resource, one.gpu.card.uuid)
-                whys[key] = whys.get(key, "") or (faults.get(one.gpu.uuid, "") if one.allocated else "")
+                why = faults.get(one.gpu.uuid) or self._unknown_reason(kind, one.gpu.uuid, ours=ours)
+                whys[key] = whys.get(key, "") or (why if one.allocated else "")
         changed, self._faults = whys != self._faults, whys
         self._complain(self.fault)
         if changed:
@@ -85,7 +97,24 @@ class CdiSpecs:
 
     def not_ready_reason(self, entry: Resource, uuid: Uuid) -> str:
         """Return why a card cannot be allocated by its CDI name; empty when it can, or needs none."""
-        return self._faults.get((entry.resource, uuid), PENDING) if _writes(entry.access) else ""
+        return self._faults.get((entry.resource, uuid), PENDING) if entry.access.cdi != "none" else ""
+
+    def require(self, entry: Resource, granted: Grant) -> None:
+        """Look once more, before a container gets names: a spec may have gone since the last update.
+
+        Raises:
+            NotReady: the runtime would not know one of them, and the container would not start.
+        """
+        for kind, name in cdi_names(granted):
+            if why := self._unknown_reason(kind, name, ours=entry.access.cdi_write):
+                self.changed()
+                raise NotReady(f"{entry.resource} cannot be given to a container by its CDI name: {why}")
+
+    def _unknown_reason(self, kind: str, name: str, *, ours: bool) -> str:
+        why = self._names.unknown_reason(kind, name)
+        if why.startswith("no "):
+            why = f"{why}; {_WRITTEN_AGAIN if ours else _BY_OTHERS}"
+        return why
 
     def pending(self, inventory: Inventory) -> bool:
         """Whether a card waits for the next update, since its spec was not written before this one."""
@@ -101,9 +130,10 @@ class CdiSpecs:
         present = {card.uuid for card in inventory.snapshot.cards}
         found: dict[Place, list[_Named]] = {}
         for entry in self.config.resources:
-            if not _writes(entry.access):
+            access = entry.access
+            if access.cdi == "none":
                 continue
-            named = found.setdefault((entry.access.cdi_kind, entry.access.cdi_folder), [])
+            named = found.setdefault((access.cdi_kind, access.cdi_folder, access.cdi_write), [])
             for member in inventory.members_of(entry.resource):
                 if member.card.uuid in present:
                     named.append(_Named(entry.resource, GpuDevice(member.card), not advertises_mig(entry)))
@@ -115,7 +145,7 @@ class CdiSpecs:
 
     def _update(self, place: Place, gpus: Iterable[GpuDevice]) -> Mapping[str, str]:
         """Keep a spec up to date; return why devices, by UUID, cannot be allocated by their names."""
-        kind, folder = place
+        kind, folder, _ = place
         path = folder / self._name(kind)
         devices, faults = [], {}
         for gpu in sorted(set(gpus), key=lambda gpu: gpu.uuid):
@@ -125,7 +155,10 @@ class CdiSpecs:
                 faults[gpu.uuid] = f"{kind}={gpu.uuid} cannot be described: {error.message}"
         document = specification(kind, devices, self.config.driver_root)
         try:
-            self._write(path, document)
+            if devices:
+                self._write(path, document)
+            else:
+                path.unlink(missing_ok=True)  # a spec without devices is invalid
             _remove_former(path, document)
         except OSError as error:
             why = f"the CDI spec of {kind} cannot be written: {error.filename or path}: {error.strerror or error}"
@@ -174,10 +207,6 @@ def _remove_former(path: Path, document: Mapping[str, Any]) -> None:
             continue
         if twice and other != path:
             other.unlink(missing_ok=True)
-
-
-def _writes(access: Access) -> bool:
-    return access.cdi != "none" and access.cdi_write
 
 
 def specification(kind: str, devices: Iterable[Mapping[str, Any]], driver_root: Path) -> Mapping[str, Any]:
