@@ -2,6 +2,10 @@
 
 import errno
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,8 @@ from nodeplug import NotReady
 from nodeplug.testing import host
 from nodeplug_gpu.access import GpuDevice, NodePaths, grant
 from nodeplug_gpu.cards import Card, MigInstance, Snapshot, Uuid
-from nodeplug_gpu.cdi.specs import LIBRARIES, PENDING, CdiSpecs
+from nodeplug_gpu.cdi.document import LIBRARIES, specification
+from nodeplug_gpu.cdi.specs import PENDING, CdiSpecs
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.pool import Pool, PoolMember
@@ -86,12 +91,19 @@ class Specs:
         found = list(self.folder.iterdir()) if self.folder.exists() else []
         return json.loads(found[0].read_text()) if found else None
 
+    def edits(self, *cards: Card, version: str = "570.1.2") -> dict[str, Any]:
+        """Return what every container gets by the spec with a driver of some version."""
+        inventory = self.inventory(*cards)
+        self.specs.reconcile(replace(inventory, snapshot=replace(inventory.snapshot, driver_version=version)))
+        (path,) = self.folder.iterdir()
+        return dict(json.loads(path.read_text())["containerEdits"])
+
 
 def test_every_card_and_instance_that_is_advertised_is_a_device_of_the_spec(tmp_path: Path, paths: NodePaths) -> None:
     document = Specs(tmp_path, paths).reconcile(CARD, SPLIT)
     assert document is not None
     assert (document["cdiVersion"], document["kind"]) == ("0.5.0", "nodeplug.io/gpu")
-    assert [device["name"] for device in document["devices"]] == ["GPU-1", "GPU-2", "MIG-1"]
+    assert [device["name"] for device in document["devices"]] == ["GPU-1", "GPU-2", "MIG-1", "all"]
     assert {"path": "/dev/nvidia3", "hostPath": str(paths.dev / "nvidia3"), "permissions": "rw"} in document["devices"][
         0
     ]["containerEdits"]["deviceNodes"]
@@ -108,12 +120,122 @@ def test_the_drivers_libraries_are_mounted_by_their_sonames(tmp_path: Path, path
     assert places == [f"{LIBRARIES}/libcuda.so.1", f"{LIBRARIES}/libnvidia-ml.so.1"]
 
 
+def test_all_devices_of_a_spec_are_one_device_too(tmp_path: Path, paths: NodePaths) -> None:
+    document = Specs(tmp_path, paths).reconcile(CARD, SPLIT)
+    assert document is not None
+    nodes = [node["path"] for node in document["devices"][-1]["containerEdits"]["deviceNodes"]]
+    caps = ["/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"]
+    assert nodes == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidia4", *caps]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dev", "version"),
+    [
+        ("nodeplug.io/gpu", Path("/dev"), "0.3.0"),
+        ("nodeplug.io/gpu", Path("/elsewhere"), "0.5.0"),
+        ("nodeplug.io/gpu.small", Path("/dev"), "0.6.0"),
+    ],
+)
+def test_the_version_is_the_least_that_has_what_the_spec_uses(kind: str, dev: Path, version: str) -> None:
+    node = {"path": "/dev/nvidia0", "permissions": "rw"} | ({"hostPath": f"{dev}/nvidia0"} if dev.name != "dev" else {})
+    devices = [{"name": "GPU-1", "containerEdits": {"deviceNodes": [node]}}]
+    assert specification(kind, devices, {})["cdiVersion"] == version
+
+
+def install(root: Path, version: str) -> Path:
+    """Install a driver as Debian's packages do, except for what the files contain; return the folder of libraries."""
+    folder = root / "usr/lib/x86_64-linux-gnu"
+    (folder / "vdpau").mkdir(parents=True, exist_ok=True)
+    for name in ("libcuda", "libnvidia-ml", "libnvidia-allocator", "vdpau/libvdpau_nvidia"):
+        (folder / f"{name}.so.{version}").write_bytes(b"\x7fELF\x02")
+    for name in ("libcuda", "libnvidia-ml"):
+        link = folder / f"{name}.so.1"
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"{name}.so.{version}")
+    (folder / "libcudart.so.12").touch()
+    (folder / "libnvidia-egl-gbm.so.1.1.2").touch()
+    for name in (
+        f"lib/firmware/nvidia/{version}/gsp_ga10x.bin",
+        "usr/bin/nvidia-smi",
+        "usr/bin/nvidia-cuda-mps-server",
+        "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "etc/vulkan/icd.d/nvidia_icd.json",
+        f"usr/lib/libcuda.so.{version}",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"\x7fELF\x01")  # the last one is for programs of 32 bits
+    if not (root / "lib64").exists():
+        (root / "lib64").symlink_to("usr/lib/x86_64-linux-gnu")
+    return folder
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(path))
+        yield
+
+
+def test_every_file_of_the_running_driver_is_mounted_where_it_is_below_the_drivers_root(
+    short_path: Path, paths: NodePaths
+) -> None:
+    root = short_path / "driver"
+    install(root, "570.1.2")
+    with listening(root / "run/nvidia-persistenced/socket"):
+        mounts = Specs(short_path, paths).edits(CARD)["mounts"]
+    inside = {mount["containerPath"]: mount for mount in mounts if not mount["containerPath"].startswith(LIBRARIES)}
+    libraries = "/usr/lib/x86_64-linux-gnu"
+    assert sorted(inside) == [
+        "/etc/vulkan/icd.d/nvidia_icd.json",
+        "/lib/firmware/nvidia/570.1.2/gsp_ga10x.bin",
+        "/run/nvidia-persistenced/socket",
+        "/usr/bin/nvidia-cuda-mps-server",
+        "/usr/bin/nvidia-smi",
+        f"{libraries}/libcuda.so.570.1.2",
+        f"{libraries}/libnvidia-allocator.so.570.1.2",
+        f"{libraries}/libnvidia-egl-gbm.so.1.1.2",
+        f"{libraries}/libnvidia-ml.so.570.1.2",
+        f"{libraries}/vdpau/libvdpau_nvidia.so.570.1.2",
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+    ]
+    for path, mount in inside.items():
+        assert mount["hostPath"] == f"{root}{path}"
+        assert ("ro" in mount["options"]) != path.endswith("socket")
+        assert {"nosuid", "nodev", "rbind", "rprivate"} <= set(mount["options"])
+
+
+def test_libraries_of_another_version_are_never_taken_and_the_spec_waits_for_those_of_the_running_driver(
+    tmp_path: Path, paths: NodePaths
+) -> None:
+    specs, root = Specs(tmp_path, paths), tmp_path / "driver"
+    folder = install(root, "570.1.2")
+    before = specs.edits(CARD)
+    for path in folder.rglob("*570.1.2"):
+        path.unlink()
+    install(root, "580.3")
+    assert specs.edits(CARD) == before
+    assert "the running driver has version 570.1.2, and below " in specs.why(CARD)
+    assert "is libcuda.so.580.3 alone: load the kernel driver that was installed" in specs.why(CARD)
+    after = [mount["containerPath"] for mount in specs.edits(CARD, version="580.3")["mounts"]]
+    assert specs.why(CARD) == ""
+    assert "/usr/lib/x86_64-linux-gnu/libcuda.so.580.3" in after
+    assert not [path for path in after if "570" in path]
+
+
+def test_nvidias_runtime_is_told_that_there_is_nothing_for_it_to_do_where_no_variable_names_cards(
+    tmp_path: Path, paths: NodePaths
+) -> None:
+    assert "env" not in Specs(tmp_path, paths).edits(CARD)
+    assert Specs(tmp_path, paths, visible_devices="none").edits(CARD)["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
 def test_the_spec_follows_a_card_that_comes(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
     specs.reconcile(CARD)
     document = specs.reconcile(CARD, SPLIT)
     assert document is not None
-    assert len(document["devices"]) == 3
+    assert len(document["devices"]) == 4
 
 
 def test_a_spec_that_a_section_of_another_name_left_goes_for_it_describes_the_same_card(
@@ -137,7 +259,8 @@ def test_a_spec_of_other_cards_stays_for_containers_that_start_again(tmp_path: P
     Specs(tmp_path, paths, "former").reconcile(SPLIT)
     specs = Specs(tmp_path, paths)
     specs.reconcile(CARD)
-    assert len(list(specs.folder.iterdir())) == 2
+    devices = [json.loads(path.read_text())["devices"] for path in sorted(specs.folder.iterdir())]
+    assert [[one["name"] for one in some] for some in devices] == [["GPU-2", "MIG-1"], ["GPU-1", "all"]]
 
 
 def test_a_spec_that_somebody_removed_is_written_again(tmp_path: Path, paths: NodePaths) -> None:
@@ -171,7 +294,7 @@ def test_a_card_whose_node_is_missing_is_left_out_and_not_allocatable(tmp_path: 
     (paths.dev / "nvidia4").unlink()
     document = specs.reconcile(CARD, SPLIT)
     assert document is not None
-    assert [device["name"] for device in document["devices"]] == ["GPU-1"]
+    assert [device["name"] for device in document["devices"]] == ["GPU-1", "all"]
     assert specs.why(CARD) == ""
     assert f"{paths.dev}/nvidia4 does not exist" in specs.why(SPLIT)
     assert "MIG-1" in specs.specs.fault

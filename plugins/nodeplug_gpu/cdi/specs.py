@@ -1,41 +1,33 @@
 """The CDI specs that we write, and why a card cannot be given to a container by its name.
 
-Owns: one JSON file per kind, rewritten only when it would differ, and the libraries that it mounts.
-Refuses: hooks (nvidia-ctk has those), and to remove the file at the end: a container may be restarted while nodeplug
-does not run.
+Owns: one JSON file per kind, rewritten only when it would differ.
+Refuses: to remove the file at the end: a container may be restarted while nodeplug does not run.
 
-Source: Container Device Interface Specification, version 0.5.0; `/var/run/cdi` is for specs that change at run time.
+Source: Container Device Interface Specification; `/var/run/cdi` is for specs that change at run time.
 """
 
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from nodeplug import Grant, Host, NotReady
-from nodeplug_gpu.access import GpuDevice, NodePaths, cdi_names, device_nodes
+from nodeplug_gpu.access import GpuDevice, NodePaths, cdi_names
 from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.cdi import driver_files
+from nodeplug_gpu.cdi.document import ALL, Document, all_devices, device, edits, specification
 from nodeplug_gpu.cdi.names import SpecNames
 from nodeplug_gpu.config import GpuConfig, Mig, Resource, advertises_mig
 from nodeplug_gpu.inventory import Inventory
 
-VERSION: Final = "0.5.0"
 PENDING: Final = "its CDI spec is not written yet"
 _WRITTEN_AGAIN: Final = "nodeplug writes it again within seconds"
 _BY_OTHERS: Final = (
     "run `nvidia-ctk cdi generate` with `--device-name-strategy=uuid`, or let nodeplug write a spec (cdi_write = true)"
 )
-LIBRARIES: Final = "/usr/local/nvidia/lib64"
-"""Where NVIDIA's images look for the driver (their LD_LIBRARY_PATH); the libraries of the host's driver go there."""
-_FOLDERS: Final = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "lib")
-_WANTED: Final = re.compile(
-    r"(libcuda|libnvidia-ml|libnvidia-ptxjitcompiler|libnvidia-nvvm|libcudadebugger|libnvidia-encode|libnvcuvid"
-    r"|libnvidia-opencl)\.so\.(1|4)"
-)
-
 
 Place = tuple[str, Path, bool]
 """A kind, the folder of its spec, and whether we write it."""
@@ -82,7 +74,8 @@ class CdiSpecs:
         whys: dict[tuple[str, Uuid], str] = {}
         for place, named in self._named(inventory).items():
             kind, _, ours = place
-            faults = self._update(place, [one.gpu for one in named]) if ours else {}
+            version = inventory.snapshot.driver_version
+            faults = self._update(place, {one.gpu for one in named}, version) if ours else {}
             for one in named:
                 key = (one.resource, one.gpu.card.uuid)
                 why = faults.get(one.gpu.uuid) or self._unknown_reason(kind, one.gpu.uuid, ours=ours)
@@ -143,45 +136,46 @@ class CdiSpecs:
                     ]
         return found
 
-    def _update(self, place: Place, gpus: Iterable[GpuDevice]) -> Mapping[str, str]:
+    def _update(self, place: Place, gpus: Collection[GpuDevice], version: str) -> Mapping[str, str]:
         """Keep a spec up to date; return why devices, by UUID, cannot be allocated by their names."""
         kind, folder, _ = place
         path = folder / self._name(kind)
-        devices, faults = [], {}
-        for gpu in sorted(set(gpus), key=lambda gpu: gpu.uuid):
-            try:
-                devices.append(_device(gpu, self.paths))
-            except NotReady as error:
-                faults[gpu.uuid] = f"{kind}={gpu.uuid} cannot be described: {error.message}"
-        document = specification(kind, devices, self.config.driver_root)
+        if why := driver_files.other_version(self.config.driver_root, version):
+            return {gpu.uuid: f"the CDI spec of {kind} stays as it is: {why}" for gpu in gpus}
+        devices, faults = self._devices(kind, gpus)
+        document = specification(kind, devices, self._edits(place, version))
         try:
             if devices:
-                self._write(path, document)
+                _write(path, document)
             else:
                 path.unlink(missing_ok=True)  # a spec without devices is invalid
             _remove_former(path, document)
         except OSError as error:
             why = f"the CDI spec of {kind} cannot be written: {error.filename or path}: {error.strerror or error}"
             known = _described(path, document)
-            faults |= {device["name"]: why for device in devices if device not in known}
+            faults |= {one["name"]: why for one in devices if one not in known}
         return faults
+
+    def _devices(self, kind: str, gpus: Collection[GpuDevice]) -> tuple[list[Document], dict[str, str]]:
+        """Describe what can be described; also return why the rest cannot, by UUID."""
+        found: dict[GpuDevice, Document] = {}
+        faults: dict[str, str] = {}
+        for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
+            try:
+                found[gpu] = device(gpu, self.paths)
+            except NotReady as error:
+                faults[gpu.uuid] = f"{kind}={gpu.uuid} cannot be described: {error.message}"
+        return [*found.values(), *([all_devices(list(found), self.paths)] if found else [])], faults
+
+    def _edits(self, place: Place, version: str) -> Document:
+        root = self.config.driver_root
+        files = driver_files.find(root, version)
+        ways = [one.access for one in self.config.resources if one.access.cdi != "none"]
+        hidden = all(one.visible_devices == "none" for one in ways if (one.cdi_kind, one.cdi_folder, True) == place)
+        return edits(files, driver_files.libraries(root), hidden=hidden)
 
     def _name(self, kind: str) -> str:
         return f"{re.sub(r'[^A-Za-z0-9.-]', '-', f'nodeplug-{self.host.plugin}-{kind}')}.json"
-
-    def _write(self, path: Path, document: Mapping[str, Any]) -> None:
-        """Replace the file in one step: the runtime reads the folder at any time."""
-        data = json.dumps(document, indent=1).encode()
-        if _read(path) == data:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")  # the runtime reads only *.json
-        try:
-            temporary.write_bytes(data)
-            temporary.chmod(0o644)
-            temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _complain(self, text: str) -> None:
         if text and text != self._complaint:
@@ -196,73 +190,42 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _remove_former(path: Path, document: Mapping[str, Any]) -> None:
+def _write(path: Path, document: Document) -> None:
+    """Replace the file in one step: the runtime reads the folder at any time."""
+    data = json.dumps(document, indent=1).encode()
+    if _read(path) == data:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # the runtime reads only *.json
+    try:
+        temporary.write_bytes(data)
+        temporary.chmod(0o644)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_former(path: Path, document: Document) -> None:
     """Remove what sections of other names left: to the runtime, a device that two specs describe does not exist."""
-    described = {device["name"] for device in document["devices"]}
+    ours = {one["name"] for one in document["devices"]} - {ALL}
     for other in path.parent.glob("nodeplug-*.json"):
         try:
             found = json.loads(other.read_bytes())
-            twice = found["kind"] == document["kind"] and described & {device["name"] for device in found["devices"]}
+            names = {one["name"] for one in found["devices"]}
+            if other == path or found["kind"] != document["kind"]:
+                continue
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if twice and other != path:
+        if ours & names or names == {ALL}:
             other.unlink(missing_ok=True)
+        elif ALL in names:
+            _write(other, {**found, "devices": [one for one in found["devices"] if one["name"] != ALL]})
 
 
-def specification(kind: str, devices: Iterable[Mapping[str, Any]], driver_root: Path) -> Mapping[str, Any]:
-    """Return the document.
-
-    Args:
-        kind: vendor and class.
-        devices: cards and instances, as the document has them.
-        driver_root: where the driver's libraries are.
-    """
-    return {
-        "cdiVersion": VERSION,
-        "kind": kind,
-        "devices": list(devices),
-        "containerEdits": {"mounts": _mounts(driver_root)},
-    }
-
-
-def _device(gpu: GpuDevice, paths: NodePaths) -> Mapping[str, Any]:
-    """Describe a card or an instance by its UUID.
-
-    Raises:
-        NotReady: a device node is missing.
-    """
-    return {"name": gpu.uuid, "containerEdits": {"deviceNodes": _nodes([gpu], paths)}}
-
-
-def _described(path: Path, document: Mapping[str, Any]) -> list[Any]:
+def _described(path: Path, document: Document) -> list[Any]:
     """Return the devices of the spec on disk, if its other edits equal those that could not be written."""
     try:
         found = json.loads(_read(path) or b"")
         return list(found["devices"]) if found["containerEdits"] == document["containerEdits"] else []
     except (ValueError, KeyError, TypeError):
         return []
-
-
-def _nodes(gpus: list[GpuDevice], paths: NodePaths) -> list[Mapping[str, str]]:
-    return [
-        {"path": node.container_path, "hostPath": node.host_path, "permissions": "rw"}
-        for node in device_nodes(gpus, paths)
-    ]
-
-
-def libraries(driver_root: Path) -> Mapping[str, Path]:
-    """Return the driver's own libraries by their SONAMEs, and nothing else of what may be a whole file system."""
-    found: dict[str, Path] = {}
-    for folder in _FOLDERS:
-        for path in sorted((driver_root / folder).glob("lib*.so.*")):
-            if _WANTED.fullmatch(path.name):
-                found.setdefault(path.name, path)
-    return dict(sorted(found.items()))
-
-
-def _mounts(driver_root: Path) -> list[Mapping[str, Any]]:
-    """Mount the libraries by their SONAMEs, so that the linker's cache need not be rebuilt."""
-    return [
-        {"hostPath": str(path), "containerPath": f"{LIBRARIES}/{name}", "options": ["ro", "nosuid", "nodev", "bind"]}
-        for name, path in libraries(driver_root).items()
-    ]

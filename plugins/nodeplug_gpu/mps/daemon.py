@@ -22,7 +22,7 @@ from typing import Final
 from nodeplug import Host, PluginError
 from nodeplug.fields import show_quantity
 from nodeplug_gpu.cards import Card
-from nodeplug_gpu.cdi.specs import libraries
+from nodeplug_gpu.cdi.driver_files import libraries
 from nodeplug_gpu.config import Mps
 from nodeplug_gpu.limits import NO_CAPS, Caps
 from nodeplug_gpu.mps import launch, program, tmpfs
