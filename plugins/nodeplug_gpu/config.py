@@ -275,6 +275,13 @@ class GpuConfig(_Model):
     resources: tuple[Resource, ...] = Field(min_length=1, description="What is advertised, and how it is shared.")
     driver: Literal["nvml", "simulated"] = Field("nvml", description="Real cards, or those of `simulated`.")
     driver_root: Path = Field(Path("/"), description="Where the driver's libraries are, such as /run/nvidia/driver.")
+    cdi_hook: str = Field(
+        "auto",
+        pattern=r"^(auto|nodeplug|none|/.+)$",
+        description="What makes the linker of a container find the libraries of a CDI spec: the path of NVIDIA's "
+        "nvidia-cdi-hook or nvidia-ctk on the node, `nodeplug` (its own hook, by the node's python3), `none`, or "
+        "`auto`: the first of them that the node has.",
+    )
     poll: Seconds = Field(5.0, description="How often cards are polled.")
     hang_after: Seconds = Field(
         30.0, description="How long the driver may take to answer before its process is replaced."

@@ -48,12 +48,13 @@ def paths(tmp_path: Path) -> NodePaths:
 
 
 class Specs:
-    def __init__(self, folder: Path, paths: NodePaths, section: str = "gpu", **access: Any) -> None:
+    def __init__(self, folder: Path, paths: NodePaths, section: str = "gpu", hook: str = "none", **access: Any) -> None:
         self.folder = folder / "cdi"
         values = {"cdi": "field", "cdi_folder": str(self.folder), **access}
         config = GpuConfig.model_validate(
             {
                 "driver_root": str(folder / "driver"),
+                "cdi_hook": hook,
                 "resources": [
                     {"resource": "example.com/gpu", "sharing": "exclusive", "access": values},
                     {"resource": "example.com/mig", "sharing": "mig", "access": values},
@@ -221,6 +222,59 @@ def test_libraries_of_another_version_are_never_taken_and_the_spec_waits_for_tho
     assert specs.why(CARD) == ""
     assert "/usr/lib/x86_64-linux-gnu/libcuda.so.580.3" in after
     assert not [path for path in after if "570" in path]
+
+
+LINKS = [
+    *("--link", "libcuda.so.570.1.2::/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+    *("--link", "libnvidia-ml.so.570.1.2::/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"),
+    *("--link", "libcuda.so.1::/usr/lib/x86_64-linux-gnu/libcuda.so"),
+    *("--link", "libnvidia-allocator.so.570.1.2::/usr/lib/x86_64-linux-gnu/libnvidia-allocator.so.1"),
+    *("--link", "../libnvidia-allocator.so.1::/usr/lib/x86_64-linux-gnu/gbm/nvidia-drm_gbm.so"),
+]
+FOLDERS = ["--folder", "/usr/lib/x86_64-linux-gnu", "--folder", "/usr/lib/x86_64-linux-gnu/vdpau"]
+
+
+def program(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("nvidia-cdi-hook", ["nvidia-cdi-hook"]), ("nvidia-ctk", ["nvidia-ctk", "hook"])]
+)
+@pytest.mark.parametrize("configured", [False, True])
+def test_nvidias_hooks_make_the_linker_find_the_libraries_where_the_node_has_them(
+    tmp_path: Path, paths: NodePaths, name: str, first: list[str], configured: bool
+) -> None:
+    install(tmp_path / "driver", "570.1.2")
+    path = program(tmp_path / ("opt" if configured else "driver/usr/bin") / name)
+    edits = Specs(tmp_path, paths, hook=str(path) if configured else "auto").edits(CARD)
+    assert [(hook["hookName"], hook["path"]) for hook in edits["hooks"]] == [("createContainer", str(path))] * 2
+    assert [hook["args"] for hook in edits["hooks"]] == [
+        [*first, "create-symlinks", *LINKS],
+        [*first, "update-ldcache", *FOLDERS],
+    ]
+    assert not [mount for mount in edits["mounts"] if mount["containerPath"].startswith(LIBRARIES)]
+
+
+def test_the_hook_of_nodeplug_is_in_the_spec_itself_where_the_node_has_no_other(
+    tmp_path: Path, paths: NodePaths
+) -> None:
+    install(tmp_path / "driver", "570.1.2")
+    (hook,) = Specs(tmp_path, paths, hook="auto").edits(CARD)["hooks"]
+    assert (hook["path"], hook["args"][:3]) == ("/usr/bin/python3", ["python3", "-IS", "-c"])
+    assert hook["args"][4:] == [*LINKS, *FOLDERS]
+    assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+
+
+def test_a_configured_hook_that_is_not_there_makes_no_card_allocatable(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths, hook=str(tmp_path / "nvidia-cdi-hook"))
+    specs.reconcile(CARD)
+    assert f"{tmp_path}/nvidia-cdi-hook is no program; install it" in specs.why(CARD)
+    program(tmp_path / "nvidia-cdi-hook")
+    specs.reconcile(CARD)
+    assert specs.why(CARD) == ""
 
 
 def test_nvidias_runtime_is_told_that_there_is_nothing_for_it_to_do_where_no_variable_names_cards(

@@ -58,12 +58,15 @@ def all_devices(gpus: Sequence[GpuDevice], paths: NodePaths) -> Document:
     return {"name": ALL, "containerEdits": {"deviceNodes": _nodes(gpus, paths)}}
 
 
-def edits(files: DriverFiles, sonames: Mapping[str, Path], *, hidden: bool) -> Document:
+def edits(
+    files: DriverFiles, sonames: Mapping[str, Path], hooks: Sequence[Document] = (), *, hidden: bool = False
+) -> Document:
     """Return what every container gets.
 
     Args:
         files: of the driver, each of which is mounted at its own path.
-        sonames: libraries that are found by LD_LIBRARY_PATH alone.
+        sonames: libraries that are found by LD_LIBRARY_PATH alone, since no hook makes the linker find them.
+        hooks: that make the linker find libraries.
         hidden: whether NVIDIA's runtime is to be told that there is nothing for it to do: it would add to the container
             every card that a variable of the image names.
     """
@@ -71,7 +74,8 @@ def edits(files: DriverFiles, sonames: Mapping[str, Path], *, hidden: bool) -> D
     mounts += [_mount(host, inside, _SOCKET) for inside, host in files.sockets.items()]
     mounts += [_mount(host, f"{LIBRARIES}/{name}", _FILE) for name, host in sonames.items()]
     found: dict[str, Any] = {"mounts": sorted(mounts, key=lambda mount: mount["containerPath"])} if mounts else {}
-    return found | {"env": [f"{VISIBLE}=void"]} if hidden else found
+    found |= {"env": [f"{VISIBLE}=void"]} if hidden else {}
+    return found | ({"hooks": list(hooks)} if hooks else {})
 
 
 def _mount(host: Path, inside: str, options: Iterable[str]) -> dict[str, Any]:

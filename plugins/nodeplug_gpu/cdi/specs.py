@@ -19,6 +19,7 @@ from nodeplug_gpu.access import GpuDevice, NodePaths, cdi_names
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.cdi import driver_files
 from nodeplug_gpu.cdi.document import ALL, Document, all_devices, device, edits, specification
+from nodeplug_gpu.cdi.hooks import command, hooks
 from nodeplug_gpu.cdi.names import SpecNames
 from nodeplug_gpu.config import GpuConfig, Mig, Resource, advertises_mig
 from nodeplug_gpu.inventory import Inventory
@@ -140,10 +141,12 @@ class CdiSpecs:
         """Keep a spec up to date; return why devices, by UUID, cannot be allocated by their names."""
         kind, folder, _ = place
         path = folder / self._name(kind)
-        if why := driver_files.other_version(self.config.driver_root, version):
-            return {gpu.uuid: f"the CDI spec of {kind} stays as it is: {why}" for gpu in gpus}
+        try:
+            common = self._edits(place, version)
+        except NotReady as error:
+            return {gpu.uuid: f"the CDI spec of {kind} stays as it is: {error.message}" for gpu in gpus}
         devices, faults = self._devices(kind, gpus)
-        document = specification(kind, devices, self._edits(place, version))
+        document = specification(kind, devices, common)
         try:
             if devices:
                 _write(path, document)
@@ -168,11 +171,19 @@ class CdiSpecs:
         return [*found.values(), *([all_devices(list(found), self.paths)] if found else [])], faults
 
     def _edits(self, place: Place, version: str) -> Document:
+        """Return what every container gets.
+
+        Raises:
+            NotReady: the driver's libraries are not those of the running one, or the configured hook is not there.
+        """
         root = self.config.driver_root
+        if why := driver_files.other_version(root, version):
+            raise NotReady(why)
         files = driver_files.find(root, version)
+        made = hooks(command(self.config.cdi_hook, root), files)
         ways = [one.access for one in self.config.resources if one.access.cdi != "none"]
         hidden = all(one.visible_devices == "none" for one in ways if (one.cdi_kind, one.cdi_folder, True) == place)
-        return edits(files, driver_files.libraries(root), hidden=hidden)
+        return edits(files, {} if made else driver_files.libraries(root), made, hidden=hidden)
 
     def _name(self, kind: str) -> str:
         return f"{re.sub(r'[^A-Za-z0-9.-]', '-', f'nodeplug-{self.host.plugin}-{kind}')}.json"
