@@ -51,6 +51,8 @@ class NodePaths:
         run: the plugin's own folder for what does not survive a reboot.
         former: the run folders of sections that had the cards before; known from `start` on.
         cdi: where runtimes look for CDI specs, the folder that overrides the other last.
+        node: the node's own root as it is seen here, in a pod perhaps.
+        programs: whether what is below that root are the node's programs, and not those of an image.
     """
 
     dev: Path = field(default=Path("/dev"))
@@ -58,6 +60,12 @@ class NodePaths:
     run: Path = field(default=Path("/run/nodeplug/plugins/gpu"))
     former: list[Path] = field(default_factory=list)
     cdi: tuple[Path, ...] = (Path("/etc/cdi"), Path("/var/run/cdi"))
+    node: Path = Path("/")
+    programs: bool = True
+
+    def on_node(self, path: Path) -> str:
+        """Return a path as the node has it: kubelet and the runtime go by that."""
+        return f"/{path.relative_to(self.node)}" if path.is_relative_to(self.node) else str(path)
 
 
 def grant(access: Access, gpus: Sequence[GpuDevice], paths: NodePaths) -> Grant:
@@ -107,7 +115,9 @@ def device_nodes(gpus: Sequence[GpuDevice], paths: NodePaths) -> tuple[DeviceNod
         if not node.exists():
             raise NotReady(f"{node} does not exist; is the kernel driver loaded, and did nvidia-modprobe run?")
     present = [*(node for node in control if node.exists()), *cards, *dict.fromkeys(caps)]
-    return tuple(DeviceNode(str(node), f"/dev/{node.relative_to(paths.dev)}", permissions="rw") for node in present)
+    return tuple(
+        DeviceNode(paths.on_node(node), f"/dev/{node.relative_to(paths.dev)}", permissions="rw") for node in present
+    )
 
 
 def _capability_nodes(gpu: GpuDevice, paths: NodePaths) -> list[Path]:

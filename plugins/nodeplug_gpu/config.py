@@ -44,6 +44,13 @@ def _pci(address: str) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("must be an absolute path")
+    return path
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 PciAddress = Annotated[str, AfterValidator(_pci)]
 _MaybeResource = Annotated[ExtendedResource, WrapValidator(lambda name, check: check(name) if name else "")]
 _NAME = TypeAdapter(ExtendedResource)
@@ -275,6 +282,14 @@ class GpuConfig(_Model):
     resources: tuple[Resource, ...] = Field(min_length=1, description="What is advertised, and how it is shared.")
     driver: Literal["nvml", "simulated"] = Field("nvml", description="Real cards, or those of `simulated`.")
     driver_root: Path = Field(Path("/"), description="Where the driver's libraries are, such as /run/nvidia/driver.")
+    node_root: AbsolutePath | None = Field(
+        None,
+        description="In a pod: where the node's own root is mounted, such as /node/root. Paths below it are told to "
+        "kubelet and in CDI specs as the node has them, and its programs are found there.",
+    )
+    dev_root: AbsolutePath = Field(
+        Path("/"), description="What has the driver's /dev, where that is not the node's: such as /run/nvidia/driver."
+    )
     cdi_hook: str = Field(
         "auto",
         pattern=r"^(auto|nodeplug|none|/.+)$",

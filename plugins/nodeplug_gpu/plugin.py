@@ -5,10 +5,12 @@ kubelet first, then the reconcilers.
 Refuses: to wait for the hardware in a hook.
 """
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
 from nodeplug import (
@@ -93,7 +95,7 @@ class Gpu:
     def _make(self) -> None:
         """Make what a start needs; nothing of a failed start is reused by the next one."""
         config, host = self._config, self._host
-        paths = NodePaths(run=host.run_dir)
+        paths = _paths(config, host)
         self._mps = MpsReconciler(MpsDaemons(host, config.driver_root, self._request_update, paths.former), config)
         self._cdi = CdiSpecs(config, paths, host, self._request_update)
         self._tracker = InventoryTracker(config, host, paths, self._not_ready_reason)
@@ -333,6 +335,17 @@ def _changed(entry: Resource, before: Inventory, after: Inventory) -> bool:
         before.pools.get(name) != after.pools.get(name)
         or before.sharings.get(name) is not after.sharings.get(name)
         or any(before.orphaned.get(one) != after.orphaned.get(one) for one in resource_names(entry))
+    )
+
+
+def _paths(config: GpuConfig, host: Host) -> NodePaths:
+    node = config.node_root or Path("/")
+    return NodePaths(
+        dev=config.dev_root / "dev",
+        run=host.run_dir,
+        cdi=(node / "etc/cdi", Path("/var/run/cdi")),
+        node=node,
+        programs=config.node_root is not None or "KUBERNETES_SERVICE_HOST" not in os.environ,
     )
 
 

@@ -114,6 +114,8 @@ def test_mistakes_in_an_entry_are_named(entry: dict[str, Any], words: str) -> No
         ({"resources": []}, "resources"),
         ({"poll": "0s"}, "poll"),
         ({"cdi_hook": "nvidia-cdi-hook"}, "cdi_hook"),
+        ({"node_root": "node"}, "node_root"),
+        ({"dev_root": "node"}, "dev_root"),
         ({"hang_after": "25h"}, "hang_after"),
         ({"health": {"strikes": 0}}, "strikes"),
         ({"health": {"window": "0s"}}, "window"),

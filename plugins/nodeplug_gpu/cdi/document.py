@@ -59,7 +59,12 @@ def all_devices(gpus: Sequence[GpuDevice], paths: NodePaths) -> Document:
 
 
 def edits(
-    files: DriverFiles, sonames: Mapping[str, Path], hooks: Sequence[Document] = (), *, hidden: bool = False
+    files: DriverFiles,
+    sonames: Mapping[str, Path],
+    hooks: Sequence[Document],
+    paths: NodePaths,
+    *,
+    hidden: bool,
 ) -> Document:
     """Return what every container gets.
 
@@ -67,19 +72,21 @@ def edits(
         files: of the driver, each of which is mounted at its own path.
         sonames: libraries that are found by LD_LIBRARY_PATH alone, since no hook makes the linker find them.
         hooks: that make the linker find libraries.
+        paths: of the node.
         hidden: whether NVIDIA's runtime is to be told that there is nothing for it to do: it would add to the container
             every card that a variable of the image names.
     """
-    mounts = [_mount(host, inside, _FILE) for inside, host in {**files.libraries, **files.others}.items()]
-    mounts += [_mount(host, inside, _SOCKET) for inside, host in files.sockets.items()]
-    mounts += [_mount(host, f"{LIBRARIES}/{name}", _FILE) for name, host in sonames.items()]
+    found_by_name = {f"{LIBRARIES}/{name}": host for name, host in sonames.items()}
+    plain = {**files.libraries, **files.others, **found_by_name}
+    mounts = [_mount(paths.on_node(host), inside, _FILE) for inside, host in plain.items()]
+    mounts += [_mount(paths.on_node(host), inside, _SOCKET) for inside, host in files.sockets.items()]
     found: dict[str, Any] = {"mounts": sorted(mounts, key=lambda mount: mount["containerPath"])} if mounts else {}
     found |= {"env": [f"{VISIBLE}=void"]} if hidden else {}
     return found | ({"hooks": list(hooks)} if hooks else {})
 
 
-def _mount(host: Path, inside: str, options: Iterable[str]) -> dict[str, Any]:
-    return {"hostPath": str(host), "containerPath": inside, "options": list(options)}
+def _mount(host: str, inside: str, options: Iterable[str]) -> dict[str, Any]:
+    return {"hostPath": host, "containerPath": inside, "options": list(options)}
 
 
 def _nodes(gpus: Sequence[GpuDevice], paths: NodePaths) -> list[Mapping[str, str]]:

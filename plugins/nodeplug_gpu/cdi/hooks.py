@@ -12,21 +12,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug import NotReady
+from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cdi.driver_files import DriverFiles
 
 SOURCE: Final = Path(__file__).with_name("own_hook.py").read_text(encoding="utf-8")
 _PROGRAMS: Final = ("nvidia-cdi-hook", "nvidia-ctk")
 _PYTHON: Final = Path("/usr/bin/python3")
 _NEEDED: Final = (_PYTHON, Path("/sbin/ldconfig"), Path("/usr/bin/unshare"))
-_TOOLKIT: Final = Path("/usr/local/nvidia/toolkit")
+_TOOLKIT: Final = "usr/local/nvidia/toolkit"
 
 
-def command(choice: str, driver_root: Path) -> Sequence[str]:
+def command(choice: str, driver_root: Path, paths: NodePaths) -> Sequence[str]:
     """Return program and first arguments of a hook; none where there is no hook.
 
     Args:
-        choice: "auto", "nodeplug", "none", or the path of NVIDIA's program.
+        choice: "auto", "nodeplug", "none", or the path of NVIDIA's program on the node.
         driver_root: where the driver's files are.
+        paths: of the node.
 
     Raises:
         NotReady: what was chosen is not there.
@@ -34,12 +36,15 @@ def command(choice: str, driver_root: Path) -> Sequence[str]:
     if choice == "none":
         return ()
     if choice.startswith("/"):
-        if not _runs(Path(choice)):
+        if paths.programs and not _runs(paths.node / choice[1:]):
             raise NotReady(f"cdi_hook: {choice} is no program; install it, or let nodeplug choose (cdi_hook = 'auto')")
-        return _of_nvidia(Path(choice))
-    if choice == "auto" and (found := next(_found(driver_root), None)) is not None:
-        return _of_nvidia(found)
-    if not (missing := [str(path) for path in _NEEDED if not _runs(path)]):
+        return _of_nvidia(choice)
+    if choice == "auto" and (found := next(_found(driver_root, paths), None)) is not None:
+        return _of_nvidia(paths.on_node(found))
+    if choice == "auto" and not paths.programs:
+        return ()
+    missing = [str(path) for path in _NEEDED if paths.programs and not _runs(paths.node / path.relative_to("/"))]
+    if not missing:
         return (str(_PYTHON), _PYTHON.name, "-IS", "-c", SOURCE)
     if choice == "nodeplug":
         raise NotReady(f"cdi_hook = 'nodeplug' needs {' and '.join(missing)} on the node; install what is missing")
@@ -70,14 +75,16 @@ def _hook(path: str, words: list[str]) -> dict[str, Any]:
     return {"hookName": "createContainer", "path": path, "args": words, "env": env}
 
 
-def _found(driver_root: Path) -> Iterator[Path]:
+def _found(driver_root: Path, paths: NodePaths) -> Iterator[Path]:
+    folders = (driver_root / "usr/bin", paths.node / "usr/bin", paths.node / _TOOLKIT)
     for name in _PROGRAMS:
-        yield from filter(_runs, [folder / name for folder in (driver_root / "usr/bin", Path("/usr/bin"), _TOOLKIT)])
+        yield from filter(_runs, [folder / name for folder in folders])
 
 
 def _runs(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
 
 
-def _of_nvidia(path: Path) -> Sequence[str]:
-    return (str(path), path.name, *(["hook"] if path.name == "nvidia-ctk" else []))
+def _of_nvidia(path: str) -> Sequence[str]:
+    name = path.rpartition("/")[2]
+    return (path, name, *(["hook"] if name == "nvidia-ctk" else []))

@@ -180,10 +180,10 @@ class CdiSpecs:
         if why := driver_files.other_version(root, version):
             raise NotReady(why)
         files = driver_files.find(root, version)
-        made = hooks(command(self.config.cdi_hook, root), files)
+        made = hooks(command(self.config.cdi_hook, root, self.paths), files)
         ways = [one.access for one in self.config.resources if one.access.cdi != "none"]
         hidden = all(one.visible_devices == "none" for one in ways if (one.cdi_kind, one.cdi_folder, True) == place)
-        return edits(files, {} if made else driver_files.libraries(root), made, hidden=hidden)
+        return edits(files, {} if made else driver_files.libraries(root), made, self.paths, hidden=hidden)
 
     def _name(self, kind: str) -> str:
         return f"{re.sub(r'[^A-Za-z0-9.-]', '-', f'nodeplug-{self.host.plugin}-{kind}')}.json"

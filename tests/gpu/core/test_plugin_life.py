@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from nodeplug import (
 )
 from nodeplug.testing import folders, host
 from nodeplug.testing.waiting import until
-from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.simulated import SimulatedDriver
@@ -40,6 +38,16 @@ CHOSEN_TWICE: list[dict[str, Any]] = [
     {"sharing": "exclusive", "resource": WHOLE, "cards": {"index": [0]}},
     MEMORY | {"cards": {"model": ["Simulated*"]}},
 ]
+
+
+@pytest.fixture
+def with_nodes(tmp_path: Path) -> str:
+    """A root whose /dev has a card."""
+    root = tmp_path / "nodes"
+    (root / "dev").mkdir(parents=True)
+    for name in ("nvidiactl", "nvidia0"):
+        (root / "dev" / name).touch()
+    return str(root)
 
 
 class Stage:
@@ -379,15 +387,11 @@ exec sleep 600
 
 
 def test_a_card_whose_cdi_spec_cannot_be_written_is_not_allocatable_and_readyz_says_why(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, tmp_path: Path, with_nodes: str
 ) -> None:
-    dev, folder = tmp_path / "dev", tmp_path / "cdi"
-    dev.mkdir()
-    for name in ("nvidiactl", "nvidia0"):
-        (dev / name).touch()
-    monkeypatch.setattr("nodeplug_gpu.plugin.NodePaths", partial(NodePaths, dev=dev))
+    folder = tmp_path / "cdi"
     folder.touch()
-    plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(folder)}}])
+    plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(folder)}}], dev_root=with_nodes)
     plugin.start()
     assert {one.reason.partition(":")[0] for one in devices(plugin)} == {
         "the CDI spec of nodeplug.io/gpu cannot be written"
@@ -399,25 +403,21 @@ def test_a_card_whose_cdi_spec_cannot_be_written_is_not_allocatable_and_readyz_s
     plugin.health()
 
 
-def test_the_first_list_of_cards_with_a_cdi_spec_is_healthy(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("nvidiactl", "nvidia0"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr("nodeplug_gpu.plugin.NodePaths", partial(NodePaths, dev=tmp_path))
-    plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(tmp_path / "cdi")}}], poll="1h")
+def test_the_first_list_of_cards_with_a_cdi_spec_is_healthy(stage: Stage, tmp_path: Path, with_nodes: str) -> None:
+    plugin = stage.plugin(
+        [MEMORY | {"access": {"cdi": "field", "cdi_folder": str(tmp_path / "cdi")}}], poll="1h", dev_root=with_nodes
+    )
     plugin.start()
     assert [one.healthy for one in plugin.device_list(DeviceList(resource=MEM))] == [True] * 4
 
 
 def test_a_container_gets_no_cdi_name_that_the_runtime_does_not_know(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, tmp_path: Path, with_nodes: str
 ) -> None:
-    for name in ("nvidiactl", "nvidia0"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr("nodeplug_gpu.plugin.NodePaths", partial(NodePaths, dev=tmp_path))
     folder = tmp_path / "cdi"
-    plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(folder)}}], poll="1h")
+    plugin = stage.plugin(
+        [MEMORY | {"access": {"cdi": "field", "cdi_folder": str(folder)}}], poll="1h", dev_root=with_nodes
+    )
     plugin.start()
     (device, *_) = devices(plugin)
     asked = DeviceAllocate(resource=MEM, ids=(device.id,), devices=(device,))
