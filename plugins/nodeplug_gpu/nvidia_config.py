@@ -205,6 +205,10 @@ def translate(document: Mapping[str, Any], environment: Mapping[str, str]) -> Tr
     config: dict[str, Any] = {}
     if read.flags.nvidia_driver_root != "/":
         config["driver_root"] = read.flags.nvidia_driver_root
+    if read.flags.nvidia_dev_root not in {None, "/"}:
+        config["dev_root"] = read.flags.nvidia_dev_root
+    if read.flags.plugin.nvidia_ctk_path is not None:
+        config["cdi_hook"] = read.flags.plugin.nvidia_ctk_path
     if health := _health(environment, notes):
         config["health"] = health
     access = _access(read.flags.plugin, notes)
@@ -335,7 +339,6 @@ def _say_what_is_not_here(read: NvidiaConfig, notes: _Notes) -> None:
         when=flags.fail_on_init_error is not None,
     )
     notes.add("flags.mpsRoot", "the MPS daemons' folders are below the daemon's own", when=flags.mps_root is not None)
-    notes.add("flags.nvidiaDevRoot", "device nodes are those of /dev", when=flags.nvidia_dev_root not in {None, "/"})
     for key, asked in (
         ("gdrcopyEnabled", flags.gdrcopy_enabled),
         ("gdsEnabled", flags.gds_enabled),
@@ -344,10 +347,9 @@ def _say_what_is_not_here(read: NvidiaConfig, notes: _Notes) -> None:
         notes.add(f"flags.{key}", "these devices are not passed to containers here", when=asked)
     notes.add("flags.deviceDiscoveryStrategy", "NVML alone is asked", when=flags.device_discovery_strategy == "tegra")
     notes.add("flags.plugin.cdiAnnotationPrefix", "it is cdi.k8s.io/", when=plugin.cdi_annotation_prefix is not None)
-    notes.add("flags.plugin.nvidiaCTKPath", "no program of it is needed", when=plugin.nvidia_ctk_path is not None)
     notes.add(
         "flags.plugin.containerDriverRoot",
-        "`driver_root` is the path that the daemon sees",
+        "`driver_root` is the path that the daemon sees, and `node_root` where the node's root is mounted in its pod",
         when=plugin.container_driver_root is not None,
     )
     notes.add(

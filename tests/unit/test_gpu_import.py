@@ -100,6 +100,12 @@ def test_variables_come_before_the_file() -> None:
     assert only(found)["access"] == {"device_nodes": True}
 
 
+def test_where_things_are_on_the_node() -> None:
+    flags = {"nvidiaDevRoot": "/run/nvidia/driver", "plugin": {"nvidiaCTKPath": "/usr/bin/nvidia-ctk"}}
+    found = read({"flags": flags}).config
+    assert (found["dev_root"], found["cdi_hook"]) == ("/run/nvidia/driver", "/usr/bin/nvidia-ctk")
+
+
 @pytest.mark.parametrize(
     ("off", "on", "health"),
     [
