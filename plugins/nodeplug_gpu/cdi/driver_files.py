@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nodeplug_gpu.driver.library import FOLDERS
+from nodeplug_gpu.driver.folders import FOLDERS
 
 _FOLDERS: Final = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "lib")
 _WANTED: Final = re.compile(

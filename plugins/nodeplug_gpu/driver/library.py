@@ -11,23 +11,9 @@ from typing import Final
 
 import pynvml
 
+from nodeplug_gpu.driver.folders import FOLDERS
+
 SONAME: Final = "libnvidia-ml.so.1"
-FOLDERS: Final = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/lib",
-    "lib",
-    "usr/local/nvidia/lib64",
-    "usr/local/nvidia/lib",
-    "run/opengl-driver/lib",
-    "usr/lib/wsl/lib",
-    "",
-)
-"""Where distributions, NVIDIA's installer, its driver container, GKE, NixOS and WSL put the library, below a root."""
 
 
 @dataclass(frozen=True, slots=True)
