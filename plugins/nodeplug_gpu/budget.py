@@ -10,6 +10,7 @@ Refuses: the size of a unit.
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from nodeplug import DeviceId
@@ -40,10 +41,10 @@ class ListedUnits:
 
 @dataclass(slots=True)
 class LatelyHeld:
-    """Units of one resource that are held, or were a moment ago: kubelet tells late, and nothing after its own start.
+    """Ids of one resource that are held, or were a moment ago: kubelet tells late, and nothing after its own start.
 
     Attributes:
-        grace: seconds for which a unit counts as held after it was told last.
+        grace: seconds for which an id counts as held after it was told last.
         known: kubelet has told once.
     """
 
@@ -58,7 +59,7 @@ class LatelyHeld:
             self.known = True
             self._told = {name: told for name, told in self._told.items() if now - told <= self.grace}
 
-    def ids(self) -> Collection[DeviceId]:
+    def ids(self) -> AbstractSet[DeviceId]:
         """Return them."""
         return self._told.keys()
 

@@ -110,6 +110,9 @@ class InventoryTracker:
         self._assigned = {**self._assigned, **assignment.resource_by_card()}
         self._remember(assignment)
         reported = self.allocations.refresh(self._names())
+        for name in self._advertised_names():
+            held = self._held.setdefault(name, LatelyHeld(GRACE_PERIOD))
+            held.note(self.allocations.held_of(name), self.clock(), unknown=bool(reported.unknown))
         self._forget(assignment, snapshot)
         self._settle_units(assignment)
         self._warn_unlimited(assignment)
@@ -214,12 +217,12 @@ class InventoryTracker:
         for entry in self.config.resources:
             sharing = self._sharings.get(entry.resource)
             for name in resource_names(entry):
-                ids = self.allocations.reported.ids.get(name, {})
+                ids = self._held[name].ids()
                 listed: set[DeviceId] = set()
                 if ids and sharing is not None:
                     with suppress(NotFound):
                         listed = {one.id for one in sharing.devices(ResourceName(name), pools[entry.resource])}
-                if orphaned := tuple(sorted(ids.keys() - listed)):
+                if orphaned := tuple(sorted(ids - listed)):
                     yield name, orphaned
 
     # --- what is advertised -------------------------------------------------------------------------------------
@@ -293,9 +296,7 @@ class InventoryTracker:
         name, sharing = entry.resource, self._sharings.get(entry.resource)
         if not isinstance(sharing, MemorySharing):
             return members
-        held = self._held.setdefault(name, LatelyHeld(GRACE_PERIOD))
-        held.note(self.allocations.held_of(name), self.clock(), unknown=bool(self.allocations.reported.unknown))
-        fitted = sharing.fitted(members, held)
+        fitted = sharing.fitted(members, self._held[name])
         why = sharing.unlisted(Pool(tuple(fitted)))
         if why and name not in self._unlisted:
             self.host.log.warning("%s: %s", name, why)

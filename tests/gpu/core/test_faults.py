@@ -8,6 +8,7 @@ import pytest
 from nodeplug import NotReady
 from nodeplug_gpu.cards import GpuEvent, Uuid
 from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.inventory import FEWER
 
 MEM = "aliyun.com/gpu-mem"
 Make = Callable[..., Any]
@@ -60,6 +61,23 @@ def test_holders_that_kubelet_forgets_for_a_moment_drop_nothing(make_node: Make,
     node.held = known
     node.wait(600)
     assert ill(node) == units(1, 16)
+
+
+@pytest.mark.parametrize("told", [None, {}])
+def test_a_unit_that_its_card_no_longer_has_stays_listed_while_kubelet_forgets_it(
+    told: Any, make_node: Make, card: Make
+) -> None:
+    node = make_node([{"sharing": "memory"}], [card(0, 8)])
+    (last,) = units(0, 8)[7:]
+    node.held = {MEM: {"pod": [last]}}
+    node.configure([{"sharing": "memory", "reserve": "4GiB"}])
+    assert node.listed()[last] == FEWER
+    node.held = told
+    node.wait(30)
+    assert node.listed()[last] == FEWER
+    node.held = {}
+    node.wait(130)
+    assert last not in node.listed()
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])

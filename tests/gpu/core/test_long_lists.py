@@ -12,6 +12,7 @@ from nodeplug.device.codec import LIST_LIMIT, encode_list
 from nodeplug_gpu import report
 from nodeplug_gpu.cards import GpuEvent, Uuid
 from nodeplug_gpu.ids import card_key, unit_id
+from nodeplug_gpu.inventory import FEWER
 from nodeplug_gpu.overuse import OveruseWatch
 from nodeplug_gpu.sharing import memory
 
@@ -112,8 +113,8 @@ class Life:
         self.short = 0
 
     def step(self) -> None:
-        kind = self.random.choice([self.come, self.go, self.hurt, self.admit, self.admit, self.remove, self.lag])
-        kind()
+        kinds = [self.come, self.go, self.hurt, self.admit, self.admit, self.remove, self.lag, self.reconfigure]
+        self.random.choice(kinds)()
         self.check()
 
     def come(self) -> None:
@@ -154,6 +155,13 @@ class Life:
                 self.size.pop(one, None)
         self.tell()
 
+    def reconfigure(self) -> None:
+        """Reload with other limits; units of what is reserved from now on may be held."""
+        self.tell()
+        others: list[dict[str, Any]] = [{}, {"reserve": "4GiB"}, {"unit": "2GiB"}, {"max_units_per_card": 6}]
+        chosen = self.random.choice(others)
+        self.node.configure([{"sharing": "memory", **chosen}])
+
     def lag(self) -> None:
         """Kubelet tells nothing, or forgets all for a moment."""
         self.node.held = self.random.choice([None, {}])
@@ -176,12 +184,21 @@ class Life:
                 assert self.size[one] == unit
                 key = one.partition("-")[0]
                 here = key in present and self.node.tracker.inventory.conditions[present[key].uuid].allocatable
-                assert (not listed[one]) == here, (one, listed[one])
-        self.short += sum(self.node.tracker.sharings[MEM].units(one) for one in self.members) > memory.MAX_UNITS
+                assert listed[one] == FEWER or (not listed[one]) == here, (one, listed[one])
+                fewer = int(one.partition("-")[2]) >= self.sharing.units(self.member(key))
+                assert (listed[one] == FEWER) <= fewer
+        self.short += sum(self.sharing.units(one) for one in self.members) > memory.MAX_UNITS
+
+    @property
+    def sharing(self) -> Any:
+        return self.node.tracker.sharings[MEM]
 
     @property
     def members(self) -> Any:
         return self.node.tracker.inventory.members_of(MEM)
+
+    def member(self, key: str) -> Any:
+        return next(one for one in self.members if card_key(one.card.uuid) == key)
 
 
 def test_in_every_life_a_list_fits_and_has_what_is_held_as_it_is(make_node: Make, card: Make, small: int) -> None:
