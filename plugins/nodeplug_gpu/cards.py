@@ -42,7 +42,7 @@ class Card:
         index: NVML's index: by PCI address, changes when a card vanishes.
         minor: N of /dev/nvidiaN; not the index.
         model: product name, such as `NVIDIA H100 80GB HBM3`.
-        memory: bytes in total; 0 for a card that has none of its own (it uses the machine's).
+        memory: bytes in total; 0 where that is not known: of a card that has none of its own (it uses the machine's).
         pci: `0000:3b:00.0`, lower case, the domain in four digits as sysfs has it.
         numa_node: None when the machine reports none.
         compute_capability: major and minor; MPS differs below 7.0.

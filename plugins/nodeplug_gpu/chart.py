@@ -70,7 +70,8 @@ def _marks(cards: Sequence[Mapping[str, Any]]) -> Marks:
 
 
 def _card(card: Mapping[str, Any], marks: Marks) -> Text:
-    facts = [f"GPU {card['index']}", card["model"], show_quantity(card["memory_bytes"])]
+    memory = show_quantity(card["memory_bytes"]) if card["memory_bytes"] else "memory unknown"
+    facts = [f"GPU {card['index']}", card["model"], memory]
     facts += [f"NUMA node {card['numa_node']}"] if card["numa_node"] is not None else []
     text = Text().append("  ".join(facts), "bold").append("  ")
     text.append_text(_state(card))
@@ -99,7 +100,7 @@ def _duration(seconds: float) -> str:
 
 def _allocated(card: Mapping[str, Any]) -> str:
     used = _UNKNOWN if card["allocated_units"] is None else card["allocated_units"]
-    text = f"{used}/{card['units']} "
+    text = "no units " if card["units"] is None else f"{used}/{card['units']} "
     text += "instances" if card["instances"] and card["sharing"] == "mig" else f"of {card['resource']}"
     if card["unconfirmed_units"]:
         text += f", {card['unconfirmed_units']} of them allocated and not confirmed by kubelet yet"
@@ -124,7 +125,8 @@ def _bar(card: Mapping[str, Any], marks: Marks) -> Text:
         length = max(end - drawn, 1 if drawn < WIDTH else 0)  # the smallest allocation is visible
         bar.append(mark * length, f"reverse {colour}")
         drawn += length
-    bar.append((_UNKNOWN if card["allocated_units"] is None else _FREE) * max(WIDTH - drawn, 0), "dim")
+    rest = " " if card["units"] is None else _UNKNOWN if card["allocated_units"] is None else _FREE
+    bar.append(rest * max(WIDTH - drawn, 0), "dim")
     return bar.append("]")
 
 

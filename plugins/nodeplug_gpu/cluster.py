@@ -20,6 +20,7 @@ from nodeplug_gpu.labels import labels
 from nodeplug_gpu.overuse import OveruseWatch
 from nodeplug_gpu.pool import PoolMember
 from nodeplug_gpu.sharing.memory import MemorySharing
+from nodeplug_gpu.sizes import unknown
 from nodeplug_gpu.tracker import InventoryTracker
 
 _NOBODY: Final = "?"
@@ -90,7 +91,7 @@ class ClusterView:
             if not isinstance(entry, Memory) or not isinstance(sharing, MemorySharing):
                 continue
             members = self.tracker.inventory.members_of(entry.resource)
-            cards = [self._card(entry, sharing, member) for member in members]
+            cards = [self._card(entry, sharing, member) for member in members if not unknown(entry, member.card)]
             held = self._held(entry)
             found = FreeMemory(
                 entry.resource,
@@ -128,6 +129,8 @@ class ClusterView:
         """
         found: dict[PodName, dict[str, int]] = {}
         for member in self.tracker.inventory.members_of(entry.resource):
+            if unknown(entry, member.card):
+                continue
             card, told = card_key(member.card.uuid), set[str]()
             held = report.allocations_of(self.tracker.inventory, entry, member.card.uuid)
             for one in sorted(held, key=lambda one: one.container.namespace in {"", _NOBODY}):
@@ -172,6 +175,7 @@ class ClusterView:
         held = [
             gpushare_objects.Held(one.container, member.card.minor, sharing.units(member), frozenset(one.ids))
             for member in members
+            if not unknown(entry, member.card)
             for one in report.allocations_of(self.tracker.inventory, entry, member.card.uuid)
             if one.orphaned is None and one.container.pod and one.container.namespace not in {"", _NOBODY}
         ]

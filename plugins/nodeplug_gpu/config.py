@@ -256,6 +256,30 @@ class Mig(_Resource):
 Resource = Annotated[Exclusive | Replicas | Memory | Mig, Field(discriminator="sharing")]
 
 
+class CardMemory(_Model):
+    """The memory of cards whose driver does not tell it; both patterns must match where both are given."""
+
+    model: str = Field("", description="Pattern of product names, such as `*GB10*`.")
+    uuid: str = Field("", description="Pattern of UUIDs, such as `GPU-5f0c*`.")
+    size: Quantity = Field(
+        ge=1 << 20,
+        le=1 << 46,
+        description='What containers may share of it, such as "96GiB"; leave the machine its part.',
+    )
+
+    @model_validator(mode="after")
+    def _names_cards(self) -> Self:
+        if not self.model and not self.uuid:
+            raise ValueError("says of no card how much memory it has; give `model` or `uuid`, a pattern")
+        return self
+
+    def is_for(self, card: Card) -> bool:
+        """Whether it is about a card."""
+        return (not self.model or fnmatchcase(card.model, self.model)) and (
+            not self.uuid or fnmatchcase(card.uuid, self.uuid)
+        )
+
+
 class Health(_Model):
     """When a card becomes unhealthy, and when it becomes healthy again."""
 
@@ -302,6 +326,9 @@ class GpuConfig(_Model):
         30.0, description="How long the driver may take to answer before its process is replaced."
     )
     health: Health = Field(default_factory=Health, description="When a card becomes unhealthy.")
+    memory: tuple[CardMemory, ...] = Field(
+        (), description="The memory of cards whose driver does not tell it; the first one that is for a card holds."
+    )
     simulated: tuple[SimulatedCard, ...] = Field((), description="Cards of the driver `simulated`.")
     gpushare: bool = Field(
         False,

@@ -63,7 +63,8 @@ def details(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _shared_by_memory(cards: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    return sorted((card for card in cards if card["sharing"] == "memory"), key=lambda card: card["index"])
+    shared = (card for card in cards if card["sharing"] == "memory" and card["units"] is not None)
+    return sorted(shared, key=lambda card: card["index"])
 
 
 def _totals(cards: Sequence[Mapping[str, Any]]) -> tuple[int, int]:

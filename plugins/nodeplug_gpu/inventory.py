@@ -93,10 +93,11 @@ class Inventory:
             raise NotReady(f"the devices of {resource} are not known yet: the driver has not answered")
         sharing, pool = self.sharings.get(entry.resource), self.pools.get(entry.resource, Pool())
         if sharing is None or not pool.members:
-            why = (
-                self.snapshot.reason
-                if self.snapshot.state != "running"
-                else self.conflict or "no card is assigned to it"
-            )
-            raise NotFound(f"there is no device to advertise as {resource}: {why}")
+            raise NotFound(f"there is no device to advertise as {resource}: {self._why_none(pool)}")
         return sharing, pool
+
+    def _why_none(self, pool: Pool) -> str:
+        if self.snapshot.state != "running":
+            return self.snapshot.reason
+        reasons = [f"{member.card.uuid}: {member.reason}" for member in pool.members if member.reason]
+        return self.conflict or "; ".join(reasons) or "no card is assigned to it"

@@ -38,7 +38,7 @@ NO_CAPS: Final = Caps()
 
 def caps_of(entry: Resource, card: Card) -> Caps:
     """Return what no client of a card may exceed: only where all have equal shares, as one daemon has one cap."""
-    if not isinstance(entry, Replicas) or entry.mps is None or not entry.refuse_more_than_one or why_unlimited(card):
+    if not isinstance(entry, Replicas) or entry.mps is None or not entry.refuse_more_than_one or before_volta(card):
         return NO_CAPS
     share = 1 / entry.replicas
     return Caps(int(card.memory * share) >> 20, max(1, round(100 * share)) if entry.mps.thread_percentage else 0)
@@ -50,7 +50,12 @@ def mps_of(entry: Resource) -> Mps | None:
 
 
 def why_unlimited(card: Card) -> str:
-    """Return why MPS cannot limit what its clients use of a card; empty when it can."""
+    """Return why MPS cannot limit how much memory its clients use of a card; empty when it can."""
+    return before_volta(card) or ("" if card.memory else "memory unknown")
+
+
+def before_volta(card: Card) -> str:
+    """Return why MPS has no limits at all on a card; empty when it has."""
     if card.compute_capability >= FIRST_VOLTA:
         return ""
     major, minor = card.compute_capability
@@ -64,7 +69,7 @@ def refusal_without_limits(entry: Resource, card: Card) -> str:
         return ""
     return (
         f"{entry.resource} requires limits (mps.require_limits), and MPS can set none on it: {why}; share cards of 7.0 "
-        "or later, or set require_limits = false"
+        "or later whose memory is known, or set require_limits = false"
     )
 
 

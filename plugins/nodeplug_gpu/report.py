@@ -22,6 +22,7 @@ from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.sharing.memory import MemorySharing
 from nodeplug_gpu.sharing.mig import MigInstances
+from nodeplug_gpu.sizes import unknown
 from nodeplug_gpu.tracker import InventoryTracker
 
 STATES = ("healthy", "suspect", "unhealthy", "recovering")
@@ -81,7 +82,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "model": card.model,
         "pci": card.pci,
         "numa_node": card.numa_node,
-        "memory_bytes": card.memory,
+        "memory_bytes": card.memory or None,
         "used_bytes": telemetry.used if telemetry is not None else None,
         "unattributed_bytes": overuse.unattributed.get(card.uuid, 0),
         "state": condition.state,
@@ -92,7 +93,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "sharing": entry.sharing,
         "limits": limits,
         "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
-        "units": units(tracker, entry, member),
+        "units": None if unknown(entry, card) else units(tracker, entry, member),
         "allocated_units": _allocated_units(tracker, entry, member),
         "unconfirmed_units": tracker.allocations.pending_of_card(card.uuid, resource_names(entry)),
         "instances": [_instance(inventory, entry, member, one, allocations) for one in card.instances],
@@ -266,7 +267,7 @@ def _metrics(config: GpuConfig, tracker: InventoryTracker) -> Iterator[Metric]:
     ]
     yield Metric("gpu_allocatable", "1 while a card can be allocated.", allocatable)
     yield from _instance_health(config, tracker)
-    memory = [Sample(float(member.card.memory), {"card": uuid}) for uuid, member in members.items()]
+    memory = [Sample(float(one.card.memory), {"card": uuid}) for uuid, one in members.items() if one.card.memory]
     yield Metric("gpu_memory_bytes", "Total memory of a card.", memory)
     used = [(uuid, one.used) for uuid, one in inventory.snapshot.telemetry.items() if one.used is not None]
     yield Metric(
@@ -321,6 +322,7 @@ def _units(config: GpuConfig, tracker: InventoryTracker) -> list[Sample]:
         Sample(float(units(tracker, entry, member)), {"card": member.card.uuid, "resource": entry.resource})
         for entry in config.resources
         for member in tracker.inventory.members_of(entry.resource)
+        if not unknown(entry, member.card)
     ]
 
 

@@ -34,6 +34,7 @@ from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sharing.replicas import TimeSlicing
 from nodeplug_gpu.sharing.told import ToldUnits
+from nodeplug_gpu.sizes import sized, unknown
 from nodeplug_gpu.withholding import Withholding
 
 _CONCLUSIVE: Final = frozenset({"running", "absent"})
@@ -102,6 +103,7 @@ class InventoryTracker:
 
     def update(self, snapshot: Snapshot, events: Sequence[GpuEvent] = ()) -> Inventory:
         """Build the inventory from a snapshot of the hardware and what kubelet reports by now."""
+        snapshot = sized(snapshot, self.config.memory)
         self._health.observe(snapshot, events, self.clock())
         cards = snapshot.cards if snapshot.state != "absent" else ()
         # A record outlives its card until no container has been seen to hold it for a minute.
@@ -241,10 +243,11 @@ class InventoryTracker:
         records = self.allocations.records.values()
         former = [one.card for one in records if one.resource == name and one.sharing == "memory"]
         cards = {card.uuid: card for card in (*former, *assignment.cards[name])}
-        if not cards:
-            return
-        wanted = unit_for(entry, [card.memory for card in cards.values()])
+        sizes = [card.memory for card in cards.values() if card.memory]
         before = self.allocations.unit_size(name)
+        wanted = unit_for(entry, sizes) if sizes else before
+        if wanted is None:
+            return
         held = bool(reported.unknown or reported.holdings.get(name))
         idle = self.allocations.idle_for(name, held=held) > GRACE_PERIOD
         unit = wanted if before is None or idle else before
@@ -329,7 +332,8 @@ class InventoryTracker:
             uuid, reason = next(iter(parts.items()))
             unhealthy, parts = unhealthy or f"its MIG instance {uuid}: {reason}", {}
         if not draining or unhealthy:
-            why = unhealthy or refusal_without_limits(entry, card) or self.not_ready_reason(entry, card.uuid)
+            refused = unknown(entry, card) or refusal_without_limits(entry, card)
+            why = unhealthy or refused or self.not_ready_reason(entry, card.uuid)
             return PoolMember(card, why, instance_reasons=parts)
         ways = {(one.resource, one.sharing) for one in self.allocations.of_card(card.uuid)}
         same_ids = ways == {(entry.resource, entry.sharing)}

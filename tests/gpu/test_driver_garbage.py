@@ -40,6 +40,27 @@ def test_memory_that_cannot_be_is_an_error_of_the_card_that_keeps_its_size(
     watched.until(lambda snapshot: not snapshot.telemetry[snapshot.cards[0].uuid].error)
 
 
+@pytest.mark.parametrize("supported", [True, False], ids=["0 bytes", "not supported"])
+def test_a_card_that_does_not_tell_its_memory_is_there_and_well(nvml: Any, watch: Watch, *, supported: bool) -> None:
+    card = nvml.state.card[0]
+    card.name, card.total = b"NVIDIA GB10", 0
+    for symbol in () if supported else ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"):
+        nvml.fail(symbol, 3, card)
+    snapshot = watch(nvml).running()
+    found = snapshot.cards[0]
+    telemetry = snapshot.telemetry[found.uuid]
+    assert (found.model, found.memory, telemetry.error, telemetry.used) == ("NVIDIA GB10", 0, "", None)
+    assert snapshot.unreadable == ()
+
+
+def test_a_card_that_told_its_memory_before_and_tells_none_now_keeps_its_size(nvml: Any, watch: Watch) -> None:
+    watched = watch(nvml)
+    before = watched.running()
+    nvml.state.card[0].total = 0
+    snapshot = watched.until(lambda snapshot: snapshot.telemetry[snapshot.cards[0].uuid].error)
+    assert snapshot.cards == before.cards
+
+
 def test_a_card_whose_memory_never_made_sense_is_left_out_with_the_numbers(nvml: Any, watch: Watch) -> None:
     nvml.state.card[0].total = MINUS_ONE
     snapshot = watch(nvml).running()

@@ -81,7 +81,7 @@ def test_memory_is_written_as_people_write_it(written: str, size: int) -> None:
     "wrong",
     [
         {"memory": "much"},
-        {"memory": "0"},
+        {"memory": "1000"},
         {"memory": "-1GiB"},
         {"count": 0},
         {"count": 65},

@@ -203,3 +203,16 @@ def test_more_replicas_than_mps_serves_are_refused() -> None:
     GpuConfig.model_validate({"resources": [entry]})
     with pytest.raises(ValidationError, match="49 replicas of a card with `mps`: it serves at most 48 processes"):
         GpuConfig.model_validate({"resources": [entry | {"mps": {}}]})
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"size": "96GiB"}, "give `model` or `uuid`, a pattern"),
+        ({"model": "*GB10*"}, "size"),
+        ({"model": "*GB10*", "size": "0"}, "size"),
+        ({"model": "*GB10*", "size": "96GiB", "index": 0}, "index"),
+    ],
+)
+def test_a_size_of_no_card_is_refused(entry: dict[str, Any], words: str) -> None:
+    assert words in complaint(MEMORY, memory=[entry])

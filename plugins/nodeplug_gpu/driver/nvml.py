@@ -153,7 +153,7 @@ class Reader:
 
     def _describe(self, index: int, uuid: Uuid, handle: Handle, found: _Found) -> None:
         known = self._known.get(uuid)
-        memory, used = self._memory(handle)
+        memory, used = self._memory(handle, known.memory if known else 0)
         card = replace(known, index=index, memory=memory) if known else self._identity(index, uuid, handle, memory)
         mode = self._optional(None, "nvmlDeviceGetMigMode", handle)
         found.mig_capable |= mode is not None
@@ -190,8 +190,11 @@ class Reader:
             raise NvmlFailure(UNKNOWN, f"nvmlDeviceGetUUID returned {uuid[:40]!r}, which is not a {kind} UUID")
         return Uuid(uuid)
 
-    def _memory(self, handle: Handle) -> tuple[int, int | None]:
-        """Return the total and used bytes of a card; this call is the live probe."""
+    def _memory(self, handle: Handle, before: int = 0) -> tuple[int, int | None]:
+        """Return the total and used bytes of a card; this call is the live probe.
+
+        A card without memory of its own tells that this is not supported, or 0 bytes; then it told no others before.
+        """
         try:
             try:
                 info = self._calls("nvmlDeviceGetMemoryInfo_v2", handle, pynvml.nvmlMemory_v2)
@@ -202,8 +205,10 @@ class Reader:
         except NvmlFailure as error:
             if error.code != NOT_SUPPORTED:
                 raise
-            return 0, None  # a card without memory of its own
+            return 0, None
         total, used = int(info.total), int(info.used)
+        if total == used == before == 0:
+            return 0, None
         if total not in _MEMORY or used > total:
             raise NvmlFailure(UNKNOWN, f"the driver reports {used} bytes used of {total}, which is implausible")
         return total, used

@@ -48,7 +48,9 @@ class SimulatedCard(_Strict):
     """Equal cards of a simulated machine."""
 
     model: str = Field("Simulated GPU", min_length=1, max_length=100, description="Product name.")
-    memory: Quantity = Field(16 << 30, ge=1 << 20, le=1 << 46, description='Memory of each card, such as "80GiB".')
+    memory: Quantity = Field(
+        16 << 30, le=1 << 46, description='Memory of each card, such as "80GiB"; "0" for cards that do not tell it.'
+    )
     count: int = Field(1, ge=1, le=64, description="How many such cards there are.")
     numa_node: int | None = Field(None, ge=0, le=1023, description="NUMA node of the cards; none by default.")
     uuid: str | None = Field(
@@ -58,6 +60,12 @@ class SimulatedCard(_Strict):
     compute_capability: tuple[Annotated[int, Field(ge=0, le=99)], Annotated[int, Field(ge=0, le=99)]] = Field(
         (9, 0), description="CUDA compute capability, major and minor."
     )
+
+    @model_validator(mode="after")
+    def _a_size_is_one(self) -> Self:
+        if 0 < self.memory < 1 << 20:
+            raise ValueError("memory is 1Mi or more, or 0")
+        return self
 
     @model_validator(mode="after")
     def _one_uuid(self) -> Self:
@@ -265,7 +273,7 @@ def _condition(card: Card, faults: CardFaults) -> tuple[Telemetry, list[GpuProce
         error_code=999 if faults.error else 0,
         recovery_action=faults.recovery_action or 0,
         uncorrected_ecc=faults.ecc or 0,
-        used=min(used, card.memory),
+        used=min(used, card.memory) if card.memory else None,
     ), processes
 
 

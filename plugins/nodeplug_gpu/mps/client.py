@@ -8,7 +8,7 @@ from typing import Final
 
 from nodeplug import DeviceMount, Grant
 from nodeplug_gpu.cards import Card
-from nodeplug_gpu.limits import why_unlimited
+from nodeplug_gpu.limits import before_volta
 from nodeplug_gpu.mps import tmpfs
 from nodeplug_gpu.mps.folders import Folders
 
@@ -21,7 +21,7 @@ def client(folders: Folders, card: Card, memory: int, share: float, *, threads: 
     Args:
         folders: of the card's daemon.
         card: the only one that the container sees, hence device 0 there.
-        memory: bytes that each process may allocate.
+        memory: bytes that each process may allocate; 0 for no limit.
         share: of the card, above 0 and up to 1.
         threads: limit multiprocessors by the same share.
 
@@ -29,8 +29,9 @@ def client(folders: Folders, card: Card, memory: int, share: float, *, threads: 
         NotReady: what the card's daemon shares with its clients is not there.
     """
     env = {"CUDA_MPS_PIPE_DIRECTORY": PIPES}
-    if not why_unlimited(card):
-        env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory >> 20}M"
+    if not before_volta(card):
+        if memory >> 20:  # of a card whose memory is not known there is no part
+            env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory >> 20}M"
         if threads:
             env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, round(100 * share)))
     mounts = (

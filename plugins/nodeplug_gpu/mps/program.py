@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from nodeplug_gpu.cards import Card
-from nodeplug_gpu.limits import why_unlimited
+from nodeplug_gpu.limits import before_volta
 
 FOLDERS: Final = ("usr/bin", "bin", "usr/local/nvidia/bin")
 """Where a driver has its programs, below its root."""
@@ -49,7 +49,7 @@ def serves_all_users(wanted: Literal["auto", True], card: Card, program: str) ->
         OSError: it must, and the program or the card cannot; or the program cannot be read.
     """
     # On cards before Volta the option is accepted, and clients of other users than root fail.
-    why = f"the card cannot: {why_unlimited(card)}" if why_unlimited(card) else _no_option(Path(program))
+    why = f"the card cannot: {before_volta(card)}" if before_volta(card) else _no_option(Path(program))
     if why and wanted is True:
         raise OSError(0, f'multiuser_server = true, and {why}; choose "auto" or false')
     return not why

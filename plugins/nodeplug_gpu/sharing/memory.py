@@ -143,6 +143,8 @@ class MemorySharing:
     def _units(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         units = [member.device(name) for member in pool.members for name in self.unit_ids(member)]
         if pool.members and not units:
+            if not any(member.card.memory for member in pool.members):
+                raise NotFound("; ".join(f"{member.card.uuid}: {member.reason}" for member in pool.members))
             largest = max(member.card.memory for member in pool.members)
             raise NotFound(
                 f"a unit of {resource} is {self.unit >> 20} MiB, and the largest card has {largest >> 20} MiB, of "

@@ -44,10 +44,13 @@ class TrackedNode:
         cards: what the driver shows.
         held: what kubelet tells, by resource and pod; None while it tells nothing.
         state: the driver's.
+        more: keys of the configuration beside `resources`.
     """
 
-    def __init__(self, folder: Path, resources: Sequence[Mapping[str, Any]], cards: Sequence[Card]) -> None:
-        self.folder, self.cards, self.now = folder, list(cards), 1000.0
+    def __init__(
+        self, folder: Path, resources: Sequence[Mapping[str, Any]], cards: Sequence[Card], more: Mapping[str, Any]
+    ) -> None:
+        self.folder, self.cards, self.now, self.more = folder, list(cards), 1000.0, dict(more)
         self.held: dict[str, dict[str, Sequence[str]]] | None = {}
         self.state: DriverState = "running"
         self.configure(resources)
@@ -57,7 +60,7 @@ class TrackedNode:
         (self.folder / section).mkdir(exist_ok=True)
         former = [host(one) for one in self.folder.iterdir() if one.name != section]
         self.host = host(self.folder / section, plugin=section, holders=self._holders, former=former)
-        self.config = GpuConfig.model_validate({"resources": resources})
+        self.config = GpuConfig.model_validate({"resources": resources, **self.more})
         paths = NodePaths(run=self.host.run_dir, former=[one.run_dir for one in former])
         self.tracker = InventoryTracker(self.config, self.host, paths, clock=lambda: self.now)
         self.tracker.allocations.load()
@@ -125,7 +128,7 @@ class TrackedNode:
 @pytest.fixture
 def make_node(tmp_path: Path) -> Callable[..., TrackedNode]:
     """A node whose cards are advertised by the entries of a configuration."""
-    return lambda resources, cards: TrackedNode(tmp_path, resources, cards)
+    return lambda resources, cards, **more: TrackedNode(tmp_path, resources, cards, more)
 
 
 @pytest.fixture
