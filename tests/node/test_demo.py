@@ -60,6 +60,7 @@ def test_two_pods_share_a_card_and_a_third_is_refused_with_the_numbers(printed: 
     assert len({card for *_, card in shared}) == 1
     assert re.search(r"it is started again as process \d+; kubelet never saw fewer than 4 devices", printed)
     assert "kubelet refuses it: 5 units of demo.nodeplug.io/gpu-mem wanted on one card" in printed
+    assert "1 free on the other card is withheld" in printed
     assert "  [AAAAAAAABBBBBBBBBBBBBBBBBBBB····]  7/8 of demo.nodeplug.io/gpu-mem\n" in printed
     assert "\x1b" not in printed
 

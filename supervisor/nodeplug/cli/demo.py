@@ -174,6 +174,9 @@ class _Story:
                 await kubelet.admit("large", {MEMORY: left})
             except AdmissionError as error:
                 told.append(f"kubelet refuses it: {re.sub('^.* desc = |, which is unexpected$', '', str(error))}")
+            await kubelet.until(lambda: kubelet.allocatable(MEMORY) < kubelet.capacity(MEMORY))
+            withheld = kubelet.capacity(MEMORY) - kubelet.allocatable(MEMORY)
+            told.append(f"{withheld} free on the other card is withheld: the next such pod waits for a scheduler")
         before, faults = kubelet.allocatable(MEMORY), node.paths.run / "plugins" / "gpu" / "simulated-faults.json"
         with self._step("gpu", "a card falls off the bus") as told:
             faults.write_text('{"cards": {"0": {"lost": true}}}', encoding="utf-8")
