@@ -8,7 +8,7 @@ Refuses: streams, sockets, plugins.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -20,6 +20,7 @@ from nodeplug.process.aside import aside
 
 _LONG: Final = 2000
 """Devices from which a list is written in a thread: it would hold up the event loop for longer than a few ms."""
+UNLISTED: Final = "it is not among the devices that the plugin lists now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Snapshots:
     resource: ResourceName
     current: Snapshot | None = None
     shortened: str = ""
-    _whole: frozenset[DeviceId] | None = None
+    _whole: Mapping[DeviceId, Device] | None = None
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def publish(self, devices: Sequence[Device]) -> bool:
@@ -58,7 +59,8 @@ class Snapshots:
         Kubelet rewrites its checkpoint for each message, so an equal list, in whatever order, is not sent again. One
         caller at a time.
 
-        Of a list that is too long, the ids of the last one that was not are listed, as they are in it.
+        Of a list that is too long, the ids of the last one that was not are listed as they are in it, and as unhealthy
+        if it lacks them.
 
         Returns:
             Whether kubelet would see a difference.
@@ -69,7 +71,7 @@ class Snapshots:
         """
         before, known = self.current, self._whole
         if known is None and before is not None:
-            known = frozenset(before.devices)
+            known = before.devices
         if len(devices) > _LONG:
             after, why = await aside(
                 lambda: _sendable(before, self.resource, devices, known), f"list of {self.resource}"
@@ -77,7 +79,7 @@ class Snapshots:
         else:
             after, why = _sendable(before, self.resource, devices, known)
         self.current, self.shortened = after, why
-        self._whole = known if why else frozenset(after.devices)
+        self._whole = known if why else after.devices
         if before is not None and before.version == after.version:
             return False
         await self.wake()
@@ -103,7 +105,7 @@ class Snapshots:
 
 
 def _sendable(
-    before: Snapshot | None, resource: ResourceName, devices: Sequence[Device], known: frozenset[DeviceId] | None
+    before: Snapshot | None, resource: ResourceName, devices: Sequence[Device], known: Mapping[DeviceId, Device] | None
 ) -> tuple[Snapshot, str]:
     """Return the list that follows, and why it is not all that was to be listed."""
     try:
@@ -111,8 +113,9 @@ def _sendable(
     except Exhausted as error:
         if known is None:
             raise
-        kept = [device for device in devices if device.id in known]
-        why = f"{error.message}; the {len(kept)} of them that were listed before are offered, with their present health"
+        now = {device.id: device for device in devices}
+        kept = [now.get(name) or replace(device, healthy=False, reason=UNLISTED) for name, device in known.items()]
+        why = f"{error.message}; the {len(kept)} of the last list are offered, with their present health"
         return _following(before, resource, kept), why
 
 

@@ -43,9 +43,10 @@ def test_the_health_of_what_was_listed_goes_out_though_the_list_is_too_long(
                 units.there = [*MORE, *there]
                 task.refresh()
                 await kubelet.until_allocatable(RESOURCE, healthy)
+                assert kubelet.capacity(RESOURCE) == 3
             status = task.status()
             assert "20003 devices" in status.error
-            assert "the 3 of them that were listed before are offered" in status.error
+            assert "the 3 of the last list are offered" in status.error
             assert {one.id for one in status.devices} == set("abc")
             await kubelet.admit("pod", {RESOURCE: 3})
             units.there = units.there[-3:]

@@ -310,15 +310,18 @@ def test_failing_list_keeps_the_last_one_and_says_why(
     run(story())
 
 
-def test_list_that_would_overflow_is_refused_and_the_last_one_stays(minimal: "Minimal", root: Path, run: Run) -> None:
+def test_list_that_would_overflow_is_not_sent_and_the_last_one_is_unhealthy_where_it_lacks_devices(
+    minimal: "Minimal", root: Path, run: Run
+) -> None:
     async def story() -> None:
         async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root) as host:
             await kubelet.until_allocatable(RESOURCE, 4)
-            minimal.devices = [Device(DeviceId(f"{number:063d}")) for number in range(20_000)]
+            long = [Device(DeviceId(f"{number:063d}")) for number in range(20_000)]
+            minimal.devices = [minimal.devices[0], *long]
             await kubelet.until(lambda: str(LIST_LIMIT) in host.tasks[RESOURCE].status().error)
             assert str(worst_case_size(minimal.devices)) in host.tasks[RESOURCE].status().error
-            assert kubelet.allocatable(RESOURCE) == 4
-            assert kubelet.streams(RESOURCE) == 1
+            await kubelet.until_allocatable(RESOURCE, 1)
+            assert (kubelet.capacity(RESOURCE), kubelet.streams(RESOURCE)) == (4, 1)
 
     run(story())
 
