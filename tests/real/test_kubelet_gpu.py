@@ -31,6 +31,7 @@ simulated = [{{ memory = "8GiB", count = 2 }}]
 [[plugins.gpu.config.resources]]
 sharing = "memory"
 resource = "{MEMORY}"
+withhold = "never"
 overuse = {{ grace = "300ms" }}
 """
 PODS = {"small": 4, "smaller": 3, "large": 5}

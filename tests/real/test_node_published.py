@@ -28,6 +28,7 @@ gpushare = true
 simulated = [{{ model = "NVIDIA A10", memory = "8Gi", count = 2, compute_capability = [8, 6] }}]
 [[plugins.gpu.config.resources]]
 sharing = "memory"
+withhold = "never"
 """
 
 
