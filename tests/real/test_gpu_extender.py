@@ -154,11 +154,14 @@ def test_pods_that_come_at_once_get_no_unit_twice_before_their_node_names_them(c
     assert sorted(filter(None, (cluster.place(name) for name in names))) == ["gpu-1", "gpu-1", "gpu-2"]
 
 
-def test_pods_are_evicted_only_where_one_card_then_fits(cluster: ControlPlane, cards: Cards, put: Put) -> None:
+def test_pods_are_evicted_only_where_one_card_then_fits(
+    cluster: ControlPlane, cards: Cards, daemon: ScratchNode, put: Put
+) -> None:
     held = {"gpu-1": ("low-1", 10), "gpu-2": ("low-2", 10)}
     for node, (name, units) in held.items():
         put(name, units, nodeName=node)
         put(f"half-{node}", 8, nodeName=node)
+    until(lambda: under_way(daemon) == 4)  # else what names them might mean pods of their names before them
     cards.say("gpu-1", (2, 0), {"low-1": (5, 5), "half-gpu-1": (3, 5)})
     cards.say("gpu-2", (2, 0), {"low-2": (0, 10), "half-gpu-2": (8, 0)})
     put("urgent", 10, priorityClassName="urgent")

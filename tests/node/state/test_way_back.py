@@ -193,7 +193,7 @@ def test_kubelet_tells_the_holders_of_unreadable_records_again(devices: Any) -> 
     with a_kubelet(devices) as kubelet:
         kubelet.until_allocatable("aliyun.com/gpu-mem", 8)
         until(lambda: sum(one["allocated"] for one in devices.told()["resources"]) == 8)
-        until(lambda: len(devices.records("gpu")) == 3)
+        until(lambda: len(devices.records("gpu")) == 5)
     assert len(set_aside(holders.parent)) == 4
     assert devices.mps.poll() is None
 
