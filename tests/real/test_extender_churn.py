@@ -92,4 +92,4 @@ def test_two_schedulers_each_with_an_extender_give_no_unit_to_two_pods(control: 
         found = rejected(control, short_path, 250, "left", "right")
     for one in found:  # each knows of what the other has bound some milliseconds later
         assert one.before - {one.scheduler}, f"nobody came before {one}"
-    assert len(found) <= 50
+    assert len(found) <= 80  # where both place as fast as they can
