@@ -79,9 +79,9 @@ def import_(
         str, typer.Option("--key", metavar="NAME", help="Which file of a ConfigMap.", show_default=False)
     ] = "",
     variables: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option("--env", metavar="NAME=VALUE", help="A variable of its container; once for each."),
-    ] = [],  # noqa: B006 - typer's way
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Translate the configuration of NVIDIA's device plugin: print what does the same here.
@@ -95,7 +95,7 @@ def import_(
     """
     from nodeplug_gpu.importing import imported, rendered
 
-    found = imported(file, key, variables)
+    found = imported(file, key, variables or ())
     if as_json:
         print_json({"config": found.config, "notes": found.notes})
     else:

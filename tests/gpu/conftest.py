@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuEvent, Snapshot
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.calls import SYMBOLS
@@ -286,3 +287,24 @@ def watch(follow: Callable[[Driver], Watched], log: logging.LoggerAdapter[loggin
         return follow(NvmlDriver(place.root, poll, hang_after, log, sysfs=place.sysfs, retry_after=retry_after))
 
     return begin
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> NodePaths:
+    """A folder with files for nodes: only their names matter here."""
+    dev, caps = tmp_path / "dev", tmp_path / "capabilities"
+    (dev / "nvidia-caps").mkdir(parents=True)
+    for name in (
+        "nvidiactl",
+        "nvidia-uvm",
+        "nvidia3",
+        "nvidia4",
+        "nvidia-caps/nvidia-cap30",
+        "nvidia-caps/nvidia-cap31",
+    ):
+        (dev / name).touch()
+    for folder, minor in (("gi7", 30), ("gi7/ci0", 31)):
+        place = caps / "gpu4" / "mig" / folder
+        place.mkdir(parents=True)
+        (place / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
+    return NodePaths(dev, caps, tmp_path, cdi=(tmp_path / "etc/cdi", tmp_path / "run/cdi"))

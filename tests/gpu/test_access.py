@@ -1,7 +1,5 @@
 """How a container gets at its cards: variables, nodes, and CDI names."""
 
-from pathlib import Path
-
 import pytest
 
 from nodeplug import NotReady
@@ -12,27 +10,6 @@ from nodeplug_gpu.config import Access
 INSTANCE = MigInstance(Uuid("MIG-1"), "1g.10gb", 10 << 30, 7, 0)
 CARD = Card(Uuid("GPU-1"), 0, 3, "X", 80 << 30)
 SPLIT = Card(Uuid("GPU-2"), 1, 4, "X", 80 << 30, mig=True, instances=(INSTANCE,))
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> NodePaths:
-    """A folder with files for nodes: only their names matter here."""
-    dev, caps = tmp_path / "dev", tmp_path / "capabilities"
-    (dev / "nvidia-caps").mkdir(parents=True)
-    for name in (
-        "nvidiactl",
-        "nvidia-uvm",
-        "nvidia3",
-        "nvidia4",
-        "nvidia-caps/nvidia-cap30",
-        "nvidia-caps/nvidia-cap31",
-    ):
-        (dev / name).touch()
-    for folder, minor in (("gi7", 30), ("gi7/ci0", 31)):
-        place = caps / "gpu4" / "mig" / folder
-        place.mkdir(parents=True)
-        (place / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
-    return NodePaths(dev, caps, tmp_path)
 
 
 def names(paths: NodePaths, *gpus: GpuDevice) -> list[str]:

@@ -233,7 +233,7 @@ class GpuExtender:
                 model = NodeModel.of(said, under_way.strangers, under_way.takes(outcome))
                 placed = model.place(wants)
                 if placed is None:
-                    why = "another pod has come first" if said is published else "so it was a moment ago"
+                    why = "another pod has come first" if said is published else "by what it said a moment ago"
                     raise TryAgain(f"node {node}: {self._full}: {why}")
                 found[outcome | {(uid, frozenset(model.takes(placed).items()))}] = None
         if len(found) > _OUTCOMES:
