@@ -58,3 +58,11 @@ def test_what_is_granted_is_free_by_no_figures_that_do_not_have_it(node: Node) -
     node.now += 1
     node.tell("a")  # the pods with b and c have ended
     assert node.free == ["d", "d", "bcd", "abcd"]
+
+
+def test_a_grant_that_came_between_the_first_report_and_its_telling_is_not_free(node: Node) -> None:
+    node.grant("a")
+    before = node.units.grants()
+    node.grant("b")
+    node.tell("a", before)
+    assert node.free == ["cd", "abcd"]

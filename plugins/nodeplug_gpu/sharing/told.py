@@ -37,6 +37,7 @@ class ToldUnits:
         self._clock = clock
         self._lock = threading.Lock()
         self._told: list[_Told] = []
+        self._untold: dict[DeviceId, int] = {}
         self._grants = 0
 
     def grants(self) -> int:
@@ -48,8 +49,8 @@ class ToldUnits:
         with self._lock:
             self._grants += 1
             fresh = dict.fromkeys(ids, self._grants)
-            for one in self._told:
-                one.granted.update(fresh)
+            for granted in [one.granted for one in self._told] or [self._untold]:
+                granted.update(fresh)
 
     def tell(self, held: Collection[DeviceId], grants: int) -> None:
         """Note what the cluster is told.
@@ -59,7 +60,7 @@ class ToldUnits:
             grants: how many grants there were when that was known; those since are not in it.
         """
         with self._lock:
-            known = self._told[-1].granted if self._told else {}
+            known = self._told[-1].granted if self._told else self._untold
             since = {one: number for one, number in known.items() if number > grants}
             self._told.append(_Told(self._clock(), held, since))
             self._forget()
