@@ -1,6 +1,7 @@
 """A lease whose container is gone, and for which no DEL came: `nodeplug net gc` names it, and removes its record."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.dhcp.lab import FIRST, Place, granting, serving
+from tests.node.dhcp.lab import SERVER, Place, granting, serving
 from tests.node.dhcp.test_faults import NETWORK
 
 from nodeplug import Netns
@@ -17,13 +18,16 @@ from nodeplug.testing import host
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.dhcp.plugin import Dhcp, DhcpPluginConfig
 
+ADDRESS = SERVER + 0x1_0000 + os.getpid() % 0xFFFF
+"""Of this process alone: the command looks for it in every network namespace of the machine."""
+
 
 @pytest.fixture
 def lease(scratch: ScratchCni, place: Place, pod: Callable[[], Netns]) -> Path:
     """The record of a lease of c1, by a daemon that is gone."""
     own = replace(host(scratch.folder, plugin="dhcp"), run_dir=scratch.folder / "daemon" / "plugins" / "dhcp")
     plugin = Dhcp(DhcpPluginConfig(), own)
-    with serving(place, granting()):
+    with serving(place, granting(yiaddr=ADDRESS)):
         scratch.on_host(plugin.start)
         scratch.add(plugin, NETWORK, "c1", pod())
         plugin.stop()
@@ -60,7 +64,7 @@ def test_a_lease_whose_namespace_is_gone_is_shown_with_the_reason_and_freed(
     cached(scratch.folder / "pod")
     (shown,) = gc(scratch, lease, ["--dry-run"])
     assert (shown["address"], shown["network"], shown["container_id"], shown["ifname"]) == (
-        str(FIRST), "net", "c1", "eth0",
+        str(ADDRESS), "net", "c1", "eth0",
     )  # fmt: skip
     assert shown["why"] == f"network namespace {scratch.folder}/pod of its container is gone"
     assert (shown["state"], shown["freed"], lease.exists()) == ("left over", False, True)
@@ -81,7 +85,7 @@ def test_a_lease_whose_address_a_namespace_has_is_held(
     scratch: ScratchCni, lease: Path, cached: Callable[[Path], None]
 ) -> None:
     cached(scratch.folder / "pod")
-    words = ["ip", "address", "add", f"{FIRST}/24", "dev", "lo"]
+    words = ["ip", "address", "add", f"{ADDRESS}/24", "dev", "lo"]
     with subprocess.Popen(["unshare", "--net", "sh", "-c", f"{' '.join(words)}; echo; cat"], stdin=-1, stdout=-1) as it:
         assert it.stdout is not None
         it.stdout.readline()

@@ -9,7 +9,7 @@ All of them live on one event loop, in the network namespace of the control plan
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -62,7 +62,6 @@ class Rejection:
         why: in kubelet's words.
         elsewhere: nodes that had room for it then.
         scheduler: that has placed it.
-        before: schedulers of the pods that its node has admitted in the last second.
         held: what each pod held there, by card.
         said: what the node had to say last.
     """
@@ -72,7 +71,6 @@ class Rejection:
     why: str
     elsewhere: Sequence[str]
     scheduler: str
-    before: frozenset[str]
     held: Mapping[str, Mapping[str, int]]
     said: str
 
@@ -107,7 +105,6 @@ class HollowNode:
         self.bound: asyncio.Queue[Object] = asyncio.Queue()
         self.rejections: list[Rejection] = []
         self._known: dict[str, str] = {}
-        self._admitted: deque[tuple[float, str]] = deque(maxlen=100)
         self._granted = asyncio.Event()
         self._dirty = True
         self._registry = Registry()
@@ -152,15 +149,13 @@ class HollowNode:
                 await self.core.admission.admit(key, Container(want.kind, {MEM: want.units}))
         except AdmissionError as error:
             room = [one.name for one in self.fleet.nodes if place(one.free(), wants, POLICY)]
-            lately = frozenset(who for when, who in self._admitted if self.core.now - when < 1.0)
             who, said = pod["spec"]["schedulerName"], self._view.latest
             held = {one: _cards(ids) for one, ids in self.core.held().items()}
             known = said.annotations["nodeplug.io/gpu-mem"] if said is not None else ""
-            self.rejections.append(Rejection(name, wants, str(error), room, who, lately, held, known))
+            self.rejections.append(Rejection(name, wants, str(error), room, who, held, known))
             status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": str(error)}
         else:
             status = {"phase": "Running"}
-            self._admitted.append((self.core.now, pod["spec"]["schedulerName"]))
             self._check()
         self._dirty = True
         self._granted.set()
