@@ -22,7 +22,7 @@ RULES = "/apis/monitoring.coreos.com/v1/namespaces/default/prometheusrules"
 @pytest.fixture(scope="module")
 def rendered(consumer: Callable[[str], Path]) -> Mapping[str, dict[str, Any]]:
     """What the chart makes of both, by kind."""
-    command = [consumer("helm") / "helm", "template", "nodeplug", CHART, "--namespace", "default"]
+    command = [str(consumer("helm") / "helm"), "template", "nodeplug", str(CHART), "--namespace", "default"]
     command += ["--show-only", "templates/monitoring.yaml"]
     command += ["--set", "prometheusRule.enabled=true,dashboard.enabled=true"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -6,6 +6,7 @@ Refuses: what an object means (`objects`), and the entries of other nodes: a mer
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from nodeplug.process.lane import Lane
 LOG: Final = logging.getLogger(__name__)
 _TICK: Final = 30.0
 """Seconds after which all is looked at again: executables come and go without a word."""
+_TOLD_FOR: Final = 4.0
+"""Times as long as looking took are statuses told at a stretch: a network that is made meanwhile waits for its file."""
 
 
 @dataclass(slots=True)
@@ -60,6 +63,7 @@ class Publishing:
         """Publish until cancelled."""
         pauses = Pauses(self.client.bounds)
         while True:
+            self.changed.clear()
             pause = _TICK
             if self.networks.known and self.nodes.known:
                 if await self._look():
@@ -69,11 +73,10 @@ class Publishing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self.changed.wait()
-            self.changed.clear()
 
     async def _look(self) -> bool:
-        """Bring files and statuses up to date; return whether all of it could be done."""
-        problems: dict[str, str] = {}
+        """Bring files and statuses up to date; return whether nothing failed. What is left changes soon."""
+        begun, problems = time.monotonic(), dict[str, str]()
         labels = self._labels()
         mine = {name: one for name, one in self.networks.objects.items() if objects.is_for(one, labels)}
         claims, used = frozenset(self.claims()), self.used()
@@ -82,11 +85,14 @@ class Publishing:
         except PluginError as error:
             verdicts = {name: Verdict("DiskFailure", error.message) for name in mine}
         problems |= {name: one.message for name, one in verdicts.items() if one.reason != "Ready"}
-        for name, network in self.networks.objects.items():
+        until = time.monotonic() + _TOLD_FOR * (time.monotonic() - begun)
+        for name, network in tuple(self.networks.objects.items()):  # others come and go while one is told of
             try:
                 await self._tell(network, verdicts.get(name))
             except PluginError as error:
                 problems.setdefault(name, error.message)
+            if self.changed.is_set() and time.monotonic() > until:
+                break
         for name in problems.keys() - self.problems.keys():
             LOG.warning("network %s: %s", name, problems[name])
         self.problems = problems

@@ -1,6 +1,7 @@
 """Objects `Network`: files of the nodes that they select, told in their status, and gone when nobody uses them."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -48,6 +49,16 @@ def test_a_network_is_used_by_pods_renewed_and_withdrawn_when_the_last_of_them_e
     until(lambda: pods.api.of_network("blue") == {})
     assert list((pods.node.paths.state / "networks" / "conflists").rglob("*.conflist")) == []
     pods.nothing_left(pod)
+
+
+def test_networks_come_while_others_are_told_of(pods: Pods) -> None:
+    pods.api.network("blue", plugins=plugins("blue", "10.81.0.0/24"))
+    until(lambda: reason(pods, "blue") == "Ready")
+    for number in range(100):
+        time.sleep(0.005)  # so that the watch brings the next one while a status is written
+        pods.api.network(f"n{number}", plugins=plugins(f"n{number}", f"10.82.{number}.0/24"))
+    until(lambda: all(reason(pods, f"n{number}") == "Ready" for number in range(100)))
+    assert "begins anew" not in pods.node.log
 
 
 def test_a_network_that_is_deleted_while_the_daemon_is_away_is_withdrawn(pods: Pods) -> None:
