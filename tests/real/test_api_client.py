@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,48 @@ def test_a_token_of_nobody_is_refused(run: Callable[..., Any], cluster: ControlP
         assert "geheim" not in str(caught.value)
 
     run(work, find(tmp_path / "config"))
+
+
+def test_a_token_that_ends_is_read_anew_and_nobody_notices(
+    run: Callable[..., Any], cluster: ControlPlane, tmp_path: Path
+) -> None:
+    """Of another secret, so that the server ends it: the shortest token lives for ten minutes."""
+    secrets, file, old = "/api/v1/namespaces/default/secrets", tmp_path / "token", tmp_path / "old"
+
+    def token(secret: str) -> str:
+        bound = cluster.call("POST", secrets, {"metadata": {"name": secret}})["metadata"]
+        reference = {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": bound["uid"]}
+        spec = {"expirationSeconds": 3600, "boundObjectRef": reference}
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        return str(cluster.call("POST", f"{ACCOUNTS}/renewed/token", asked)["status"]["token"])
+
+    cluster.call("POST", ACCOUNTS, {"metadata": {"name": "renewed"}})
+    old.write_text(token("first"))
+    file.write_text(old.read_text())
+    account = Access(cluster.server, authority=Material(file=cluster.authority), token_file=file, source="a pod")
+
+    async def known(client: Client) -> bool:
+        """Whether the server knows who asks, whatever it lets him do."""
+        try:
+            await client.list(PERSISTENT_VOLUMES)
+        except Forbidden:
+            return True
+        except Unauthorized:
+            return False
+        raise AssertionError("nobody has given it a right")
+
+    async def work(client: Client) -> None:
+        assert await known(client)
+        file.write_text(token("second"))
+        cluster.call("DELETE", f"{secrets}/first")
+        async with Client(Credentials(replace(account, token_file=old)), Bounds()) as stale, asyncio.timeout(60):
+            while await known(stale):  # the server remembers whom it has known for some seconds
+                assert await known(client)
+                await asyncio.sleep(0.1)
+        for _ in range(20):
+            assert await known(client)
+
+    run(work, account)
 
 
 def test_a_kind_that_comes_later_is_noticed_and_is_no_trouble_before(run: Callable[..., Any]) -> None:
