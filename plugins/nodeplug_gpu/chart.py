@@ -102,6 +102,7 @@ def _allocated(card: Mapping[str, Any]) -> str:
     used = _UNKNOWN if card["allocated_units"] is None else card["allocated_units"]
     text = "no units " if card["units"] is None else f"{used}/{card['units']} "
     text += "instances" if card["instances"] and card["sharing"] == "mig" else f"of {card['resource']}"
+    text += f", its memory {card['oversubscribe']:g} times" if card["oversubscribe"] > 1 else ""
     if card["unconfirmed_units"]:
         text += f", {card['unconfirmed_units']} of them allocated and not confirmed by kubelet yet"
     if card["used_bytes"]:

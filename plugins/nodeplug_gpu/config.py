@@ -196,6 +196,13 @@ class Memory(_Resource):
         1 << 30, ge=1 << 20, description="The size of a unit; it grows where there would be too many."
     )
     reserve: Quantity = Field(0, description="Memory of each card that is not advertised, for CUDA's own contexts.")
+    oversubscribe: float = Field(
+        1.0,
+        ge=1,
+        le=16,
+        description="How many times the memory of a card is advertised: above 1 containers that use what they were "
+        "allocated may run out of it.",
+    )
     policy: Literal["binpack", "spread"] = Field(
         "binpack", description="The fullest card that fits, or the emptiest one."
     )

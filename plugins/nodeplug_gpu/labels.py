@@ -47,6 +47,9 @@ def labels(snapshot: Snapshot, config: GpuConfig, sysfs: Path = Path("/sys")) ->
         any(isinstance(one, Memory | Replicas) and one.mps is not None for one in config.resources)
     )
     made |= _cards(cards, config)
+    for one in config.resources:
+        if isinstance(one, Memory) and one.oversubscribe > 1:
+            made[f"nodeplug.io/{one.resource.rpartition('/')[2]}.oversubscribe"] = f"{one.oversubscribe:g}"
     strategy = next((one.strategy for one in config.resources if isinstance(one, Mig)), "none")
     if strategy != "none":
         made |= {"nvidia.com/mig.strategy": strategy, **_instances(cards, strategy)}

@@ -93,6 +93,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "sharing": entry.sharing,
         "limits": limits,
         "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
+        "oversubscribe": entry.oversubscribe if isinstance(entry, Memory) else 1.0,
         "units": None if unknown(entry, card) else units(tracker, entry, member),
         "allocated_units": _allocated_units(tracker, entry, member),
         "unconfirmed_units": tracker.allocations.pending_of_card(card.uuid, resource_names(entry)),

@@ -45,6 +45,7 @@ def card(*uses: dict[str, Any], **more: Any) -> dict[str, Any]:
         "resource": "aliyun.com/gpu-mem",
         "sharing": "memory",
         "limits": "none",
+        "oversubscribe": 1.0,
         "unit_bytes": GIB,
         "units": 8,
         "allocated_units": sum(one["units"] for one in uses),

@@ -41,6 +41,11 @@ MAX_UNITS: Final = 32_000
 most, so that other messages that carry every id stay below kubelet's limit of 4 MiB."""
 
 
+def promised(config: Memory, memory: int) -> int:
+    """Return the bytes that are advertised of a card with so many."""
+    return int(max(memory - config.reserve, 0) * config.oversubscribe)
+
+
 def unit_for(config: Memory, cards: Collection[int]) -> int:
     """Return the size of a unit in bytes: the configured one, or the smallest multiple that keeps the list short.
 
@@ -48,7 +53,7 @@ def unit_for(config: Memory, cards: Collection[int]) -> int:
         config: the entry.
         cards: bytes of each card.
     """
-    units = [max(memory - config.reserve, 0) // config.unit for memory in cards]
+    units = [promised(config, memory) // config.unit for memory in cards]
     # floor(n / t) <= m is n // (m + 1) < t; together, each card may lose a part of a unit.
     times = max(1, max(units, default=0) // (config.max_units_per_card + 1) + 1, sum(units) // (MAX_UNITS + len(units)))
     while sum(count // times for count in units) > MAX_UNITS:
@@ -76,7 +81,7 @@ class MemorySharing:
 
     def units(self, member: PoolMember) -> int:
         """Return how many units a card has."""
-        return max(member.card.memory - self.config.reserve, 0) // self.unit
+        return promised(self.config, member.card.memory) // self.unit
 
     def advertised(self, member: PoolMember) -> int:
         """Return how many of them are listed."""
@@ -210,12 +215,15 @@ class MemorySharing:
         return client(folders, member.card, units * self.unit, units / whole, threads=self.config.mps.thread_percentage)
 
     def environment(self, units: int, member: PoolMember) -> Mapping[str, str]:
-        """Return gpushare's variables as its plugin sets them: `_IDX` is the minor, `_POD` this container's units."""
+        """Return gpushare's variables as its plugin sets them: `_IDX` is the minor, `_POD` this container's units.
+
+        `_DEV` is what the card has, however often it is advertised: images take the quotient as a part of its memory.
+        """
         return {
             "ALIYUN_COM_GPU_MEM_IDX": str(member.card.minor),
             "ALIYUN_COM_GPU_MEM_POD": str(units),
             "ALIYUN_COM_GPU_MEM_CONTAINER": str(units),
-            "ALIYUN_COM_GPU_MEM_DEV": str(self.units(member)),
+            "ALIYUN_COM_GPU_MEM_DEV": str(max((member.card.memory - self.config.reserve) // self.unit, 1)),
             "NODEPLUG_GPU_MEMORY_BYTES": str(units * self.unit),
             "NODEPLUG_GPU_UUID": member.card.uuid,
         }
