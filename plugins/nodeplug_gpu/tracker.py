@@ -21,6 +21,7 @@ from nodeplug_gpu.allocations import GRACE_PERIOD, Allocation, Allocations
 from nodeplug_gpu.budget import LatelyHeld
 from nodeplug_gpu.cards import Card, GpuEvent, MigInstance, Snapshot, Uuid
 from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, Resource, advertises_mig, resource_names
+from nodeplug_gpu.foreign import ForeignDevices
 from nodeplug_gpu.health import GONE, HealthMonitor
 from nodeplug_gpu.ids import by_card, card_key
 from nodeplug_gpu.indexes import Indexes
@@ -60,6 +61,7 @@ class InventoryTracker:
     allocations: Allocations = field(init=False)
     indexes: Indexes = field(init=False)
     _health: HealthMonitor = field(init=False)
+    _foreign: ForeignDevices = field(init=False)
     _assigned: Mapping[Uuid, str] = field(default_factory=dict)
     _sharings: dict[str, Sharing] = field(default_factory=dict)
     _withholding: dict[str, Withholding] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class InventoryTracker:
     def __post_init__(self) -> None:
         self._health = HealthMonitor(self.config.health)
         self.allocations = Allocations(self.host, self.clock)
+        self._foreign = ForeignDevices(GRACE_PERIOD, self.clock)
         self._withholding = {
             entry.resource: Withholding(entry.withhold) for entry in self.config.resources if isinstance(entry, Memory)
         }
@@ -112,6 +115,7 @@ class InventoryTracker:
         self._assigned = {**self._assigned, **assignment.resource_by_card()}
         self._remember(assignment)
         reported = self.allocations.refresh(self._names())
+        self._foreign.note(self.config.resources, reported.holdings, cards)
         for name in self._advertised_names():
             held = self._held.setdefault(name, LatelyHeld(GRACE_PERIOD))
             held.note(self.allocations.held_of(name), self.clock(), unknown=bool(reported.unknown))
@@ -203,7 +207,8 @@ class InventoryTracker:
                 return (
                     f"{why} under its former limits ({one.limits or 'without MPS'}); the new ones wait for its release"
                 )
-        return excess_replicas(entry, self.allocations.reported.of(entry.resource, card.uuid))
+        excess = excess_replicas(entry, self.allocations.reported.of(entry.resource, card.uuid))
+        return excess or self._foreign.reason(entry.resource, card.uuid)
 
     def _draining(self, assignment: Assignment) -> Mapping[Uuid, str]:
         """Return why cards that may still be allocated in another way are not allocatable yet."""

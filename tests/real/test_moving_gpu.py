@@ -1,4 +1,4 @@
-"""A node moves from another plugin for whole cards to this one and back, with pods that go on: the ids are the same."""
+"""A node moves from other plugins to this one, with pods that go on: what those have is known, or waits."""
 
 import json
 import os
@@ -24,6 +24,8 @@ OURS = (
     + "".join(f'[[plugins.gpu.config.simulated]]\nuuid = "{one}"\n' for one in CARDS)
     + f'[[plugins.gpu.config.resources]]\nsharing = "exclusive"\nresource = "{RESOURCE}"\n'
 )
+FORMER_SHARED = FORMER.replace("WholeCards", "SharedCards")
+OURS_SHARED = OURS.replace('sharing = "exclusive"', 'sharing = "replicas"\nreplicas = 2')
 ONE = {RESOURCE: 1}
 
 
@@ -69,6 +71,11 @@ def holders(lab: Lab) -> dict[str, list[str]]:
     }
 
 
+def reasons(lab: Lab) -> dict[str, str]:
+    ended = lab.daemon.run("gpu", "--json")
+    return {card["uuid"]: str(card["reason"]) for card in json.loads(ended.stdout)["gpu"]["cards"]}
+
+
 def test_pods_keep_their_whole_cards_when_the_node_moves_and_when_it_moves_back(lab: Lab) -> None:
     lab.run("kept", limits=ONE)
     before, card = lab.kubelet.container("kept"), card_of(lab, "kept")
@@ -85,4 +92,19 @@ def test_pods_keep_their_whole_cards_when_the_node_moves_and_when_it_moves_back(
     lab.run("fifth", limits=ONE)
     assert {card_of(lab, name) for name in ("kept", "fifth", "third")} == set(CARDS)
     assert lab.kubelet.container("kept") == before
+    lab.kubelet.clear()
+
+
+def test_the_card_of_a_pod_that_has_a_replica_of_another_plugin_waits_for_its_end(lab: Lab) -> None:
+    switch(lab, FORMER_SHARED)
+    lab.run("former", limits=ONE)
+    theirs = card_of(lab, "former")
+    switch(lab, OURS_SHARED)
+    lab.kubelet.wait_for("the card to wait", lambda: "former" in reasons(lab)[theirs])
+    for number in range(4):
+        lab.run(f"own{number}", limits=ONE)
+    assert theirs not in {card_of(lab, f"own{number}") for number in range(4)}
+    lab.put("fifth", limits=ONE)
+    assert "Requested: 1, Available: 0" in lab.kubelet.failed("fifth")
+    assert card_of(lab, "former") == theirs
     lab.kubelet.clear()

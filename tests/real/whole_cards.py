@@ -1,4 +1,4 @@
-"""Another plugin for whole cards, as NVIDIA's is to kubelet: the ids are the cards' UUIDs."""
+"""Other plugins for cards, as NVIDIA's is to kubelet: the ids are the cards' UUIDs, or replicas of them."""
 
 import os
 from collections.abc import Sequence
@@ -39,3 +39,18 @@ class WholeCards:
     def device_allocate(self, request: DeviceAllocate) -> Grant:
         """Name the cards to the container."""
         return Grant(env={"NVIDIA_VISIBLE_DEVICES": ",".join(request.ids)})
+
+
+class SharedCards(WholeCards):
+    """The same with two replicas of each card."""
+
+    @hookimpl
+    def device_list(self, request: DeviceList) -> Sequence[Device]:
+        """List two of each card."""
+        cards = os.environ["CARDS"].split(",")
+        return [Device(DeviceId(f"{one}::{number}")) for one in cards for number in range(2)]
+
+    @hookimpl
+    def device_allocate(self, request: DeviceAllocate) -> Grant:
+        """Name the cards to the container."""
+        return Grant(env={"NVIDIA_VISIBLE_DEVICES": ",".join(one.partition("::")[0] for one in request.ids)})
