@@ -4,7 +4,7 @@ Owns: the values between a driver and the rest of the plugin. Sizes are bytes, t
 Refuses: how they are read (a driver does that), what they mean for sharing or health, JSON and NVML.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, NewType
@@ -63,6 +63,34 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
+class Utilization:
+    """How busy the engines of a card were, in percent of the time that NVML has looked at.
+
+    Attributes:
+        sm: the multiprocessors, with compute or graphics.
+        memory: the memory was read or written.
+        encoder, decoder: of video; None where only the others are known.
+    """
+
+    sm: int
+    memory: int
+    encoder: int | None = None
+    decoder: int | None = None
+
+    @classmethod
+    def together(cls, parts: Iterable["Utilization | None"]) -> "Utilization | None":
+        """Return what processes use of a card together, 100 percent at most; None if of none of them it is known.
+
+        Clients of MPS run at the same time, so that the sum of theirs may be more than all of it.
+        """
+        known = [one for one in parts if one is not None]
+        if not known:
+            return None
+        engines = ([one.sm, one.memory, one.encoder or 0, one.decoder or 0] for one in known)
+        return cls(*(min(sum(shares), 100) for shares in zip(*engines, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class Telemetry:
     """What one poll read about a card's condition; None where the card or the driver does not report it.
 
@@ -73,6 +101,7 @@ class Telemetry:
         recovery_action: field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain peer-to-peer, 4 drain and reset, …
         uncorrected_ecc: volatile uncorrected errors since the driver loaded the card.
         used: bytes in use on the card.
+        utilization: of the card, in the driver's last sample period (1 s or less); not known in MIG mode.
     """
 
     error: str = ""
@@ -80,6 +109,7 @@ class Telemetry:
     recovery_action: int | None = None
     uncorrected_ecc: int | None = None
     used: int | None = None
+    utilization: Utilization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +121,14 @@ class GpuProcess:
         card: the card's uuid.
         instance: the MIG instance's uuid, or None.
         used: bytes; None where the driver does not report it.
+        utilization: by this process since the poll before; None where the driver does not report it, as in MIG mode.
     """
 
     pid: int
     card: Uuid
     used: int | None = None
     instance: Uuid | None = None
+    utilization: Utilization | None = None
 
 
 @dataclass(frozen=True, slots=True)

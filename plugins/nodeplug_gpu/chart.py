@@ -139,6 +139,7 @@ def _holders(card: Mapping[str, Any], marks: Marks) -> Iterator[Text]:
         name = f" of {use['resource']}" if use["orphaned"] else ""
         text.append(f" {_pod(use)}/{use['container']}  {use['units']}{name}{memory}")
         text.append(f", {show_quantity(use['used_bytes'])} in use" if use["used_bytes"] else "")
+        text.append(f", busy {busy['sm']} %" if (busy := use["utilization_percent"]) is not None else "")
         yield text.append(", OVER ITS ALLOCATION" if use["overuse"] else "", "bold red")
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from nodeplug import Host
 from nodeplug.fields import show_quantity
 from nodeplug_gpu.allocations import Container
-from nodeplug_gpu.cards import GpuProcess, Uuid
+from nodeplug_gpu.cards import GpuProcess, Utilization, Uuid
 from nodeplug_gpu.config import Memory, Overuse
 from nodeplug_gpu.containers import Containers
 from nodeplug_gpu.inventory import Inventory
@@ -41,6 +41,7 @@ class Usage:
         warned: when that was logged.
         terminated: when its processes got SIGTERM.
         ending: those processes.
+        utilization: how busy they keep the card; None where the driver does not tell.
     """
 
     used: int
@@ -51,6 +52,7 @@ class Usage:
     warned: float | None = None
     terminated: float | None = None
     ending: tuple[int, ...] = ()
+    utilization: Utilization | None = None
 
 
 @dataclass(slots=True)
@@ -81,7 +83,9 @@ class OveruseWatch:
             used = sum(process.used or 0 for process in processes)
             pids = tuple(sorted(process.pid for process in processes))
             allocated_bytes, entry = allocated.get(key, (None, entries.get(key[1])))
-            one = Usage(used, allocated_bytes, pids, unallocated=allocated_bytes is None and entry is not None)
+            busy = Utilization.together(process.utilization for process in processes)
+            unallocated = allocated_bytes is None and entry is not None
+            one = Usage(used, allocated_bytes, pids, unallocated=unallocated, utilization=busy)
             usage[key] = self._check(key, one, entry.overuse, now) if entry is not None else one
         self.usage = usage
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
+from nodeplug_gpu import utilization
 from nodeplug_gpu.allocations import Allocation, Container
 from nodeplug_gpu.cards import Card, MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
@@ -84,6 +85,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "numa_node": card.numa_node,
         "memory_bytes": card.memory or None,
         "used_bytes": telemetry.used if telemetry is not None else None,
+        "utilization_percent": utilization.in_percent(telemetry.utilization if telemetry is not None else None),
         "unattributed_bytes": overuse.unattributed.get(card.uuid, 0),
         "state": condition.state,
         "allocatable": member.healthy,
@@ -180,6 +182,7 @@ def _container(allocation: Allocation, usage: Usage | None, card_units: int) -> 
         "orphaned": allocation.orphaned is not None,
         "allocated_bytes": allocation.allocated_bytes,
         "used_bytes": usage.used if usage is not None else None,
+        "utilization_percent": utilization.in_percent(usage.utilization if usage is not None else None),
         "overuse": usage is not None and usage.over_since is not None,
         "pids": list(usage.pids) if usage is not None else [],
     }
@@ -249,7 +252,9 @@ def _orphaned_resources(inventory: Inventory) -> Iterator[dict[str, Any]]:
 
 def metrics(config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch) -> Sequence[Metric]:
     """Measure cards and containers. Containers are labelled by name: as many series as containers with cards."""
-    return [metric for metric in (*_metrics(config, tracker), *_usage(overuse)) if metric.samples]
+    telemetry = tracker.inventory.snapshot.telemetry
+    busy = utilization.metrics(telemetry, {key: one.utilization for key, one in overuse.usage.items()})
+    return [metric for metric in (*_metrics(config, tracker), *_usage(overuse), *busy) if metric.samples]
 
 
 def _metrics(config: GpuConfig, tracker: InventoryTracker) -> Iterator[Metric]:

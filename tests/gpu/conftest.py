@@ -31,8 +31,16 @@ CRASH = 0xDEAD
 GIB = 1 << 30
 
 
+class Shares(ctypes.Structure):
+    _fields_ = [(name, U32) for name in ("sm", "memory", "encoder", "decoder")]
+
+
 class Process(ctypes.Structure):
-    _fields_ = [("pid", U32), ("kinds", U32), ("used", U64), ("gpu_instance", U32), ("compute_instance", U32)]
+    _fields_ = [
+        *(("pid", U32), ("kinds", U32), ("used", U64), ("gpu_instance", U32), ("compute_instance", U32)),
+        ("shares", Shares),
+        ("sampled", U64),
+    ]
 
 
 class Part(ctypes.Structure):
@@ -55,6 +63,7 @@ class CardState(ctypes.Structure):
         ("bus", ctypes.c_char * 32),
         *((name, U32) for name in ("minor", "major", "minor_capability", "mig", "parts", "processes")),
         *((name, U64) for name in ("total", "used", "events")),
+        ("shares", Shares),
         ("errors", U32 * len(CALLS)),
         ("recovery", Value),
         ("ecc", Value),
@@ -149,6 +158,12 @@ class MockNvml:
         compute = 0xFFFFFFFF if instance == 0xFFFFFFFF else 0
         card.process[card.processes] = Process(pid, kinds, used, instance, compute)
         card.processes += 1
+
+    def sample(self, card: Any, number: int, *shares: int, microseconds: int = 0) -> None:
+        """Have a process, by its number on the card, a new sample of its utilisation."""
+        process = card.process[number]
+        process.shares = Shares(*shares)
+        process.sampled = microseconds or time.time_ns() // 1000
 
     def fail(self, symbol: str, code: int, card: Any = None) -> None:
         (self.state if card is None else card).errors[CALLS.index(symbol)] = code

@@ -20,7 +20,7 @@ from nodeplug.testing.waiting import until
 from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.allocations import Container
-from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.cards import Utilization, Uuid
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.tracker import InventoryTracker
@@ -34,7 +34,11 @@ PODS = (
     ("r", "ml", REPLICAS, 1),
     ("sliced", "default", SLICE, 1),
 )
-OF_PROCESSES = {"nodeplug_gpu_container_used_bytes", "nodeplug_gpu_container_overuse"}
+OF_PROCESSES = {
+    "nodeplug_gpu_container_used_bytes",
+    "nodeplug_gpu_container_overuse",
+    "nodeplug_gpu_container_utilization_ratio",
+}
 """There are none without processes in containers of a real kubelet."""
 GPU = """
 [plugins.gpu.config]
@@ -275,7 +279,9 @@ def test_every_metric_of_the_page_is_exported_with_its_labels_and_no_other(machi
 def test_metrics_of_processes_are_those_of_the_page(tmp_path: Path) -> None:
     given = host(tmp_path)
     watch = OveruseWatch({}, given)
-    watch.usage = {(Container("default", "a", "main"), Uuid("GPU-0")): Usage(GIB, GIB, (1,))}
+    watch.usage = {
+        (Container("default", "a", "main"), Uuid("GPU-0")): Usage(GIB, GIB, (1,), utilization=Utilization(1, 1))
+    }
     config = GpuConfig.model_validate({"resources": [{"sharing": "memory"}]})
     made = report.metrics(config, InventoryTracker(config, given, NodePaths(run=tmp_path)), watch)
     labels = {f"nodeplug_{metric.name}": set(metric.samples[0].labels) for metric in made}

@@ -10,7 +10,7 @@ import pytest
 from nodeplug import ResourceName
 from nodeplug.testing import host
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.cards import GpuProcess
+from nodeplug_gpu.cards import GpuProcess, Utilization
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.tracker import InventoryTracker
 
@@ -218,7 +218,8 @@ def test_processes_of_all_kinds_are_listed_once_with_what_they_hold(nvml: Any, w
     snapshot = watch(nvml).running()
     uuid = snapshot.cards[0].uuid
     held = {11: GIB, 12: 2 * GIB, 13: 3 * GIB, 14: 4 * GIB, 15: None}
-    assert set(snapshot.processes) == {GpuProcess(pid, uuid, used) for pid, used in held.items()}
+    idle = Utilization(0, 0, 0, 0)
+    assert set(snapshot.processes) == {GpuProcess(pid, uuid, used, None, idle) for pid, used in held.items()}
 
 
 def test_a_process_on_an_instance_names_it(nvml: Any, watch: Watch) -> None:

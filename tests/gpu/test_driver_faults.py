@@ -29,9 +29,10 @@ def lone(nvml: Any) -> Any:
 
 @pytest.fixture
 def divided(nvml: Any) -> Any:
-    """A driver of which every call is used: with MIG, and with a broken event set to free."""
+    """A driver of which every call is used: with MIG, a process, and with a broken event set to free."""
     card = nvml.add_card()
     nvml.add_instance(card)
+    nvml.add_process(nvml.state.card[0], 11, 1 << 30)
     return nvml
 
 
@@ -43,6 +44,10 @@ def provoke(nvml: Any, symbol: str) -> None:
         nvml.fail("nvmlDeviceGetMemoryInfo_v2", 13)
     if symbol == "nvmlEventSetFree":
         nvml.fail("nvmlEventSetWait_v2", 999)
+    first = nvml.state.card[0]
+    if symbol in {"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetProcessUtilization"}:
+        first.mig = 0
+        nvml.add_process(first, 11, 1 << 30)
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
@@ -52,7 +57,7 @@ def test_a_hang_in_any_call_is_seen_named_and_survived(lone: Any, watch: Watch, 
     watched = watch(lone, hang_after=0.15, retry_after=0.2)
     watched.until(lambda snapshot: f"the driver hangs: {symbol}" in snapshot.reason)
     lone.hang(symbol, hangs=False)
-    watched.until(lambda snapshot: snapshot.state == "running" and len(snapshot.cards) == 1)
+    watched.until(lambda snapshot: snapshot.state == "running" and len(snapshot.cards) == lone.state.count)
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
@@ -62,7 +67,7 @@ def test_a_crash_in_any_call_is_survived(lone: Any, watch: Watch, symbol: str) -
     watched = watch(lone)
     watched.until(lambda snapshot: snapshot.reason == "the driver process was ended by SIGSEGV")
     lone.fail(symbol, 0)
-    assert len(watched.running().cards) == 1
+    assert len(watched.running().cards) == lone.state.count
 
 
 def test_no_call_is_made_that_the_table_of_symbols_does_not_name(divided: Any) -> None:

@@ -103,11 +103,11 @@ def test_a_frame_that_was_cut_off_is_garbled(frame: wire.Frame, length: int) -> 
     [
         b"[" * 100_000,
         b"NaN",
-        b'{"v": 4, "kind": "heartbeat", "frame": {"pending": []}}',
-        b'{"v": 3, "kind": "joke", "frame": {}}',
-        b'{"v": 3, "kind": "heartbeat", "frame": {"pending": [], "more": 1}}',
-        b'{"v": 3, "kind": "heartbeat", "frame": {"pending": [{"call": "x", "seconds": NaN, "slow_factor": 1}]}}',
-        b'{"v": 3, "kind": ["heartbeat"], "frame": {"pending": []}}',
+        b'{"v": 5, "kind": "heartbeat", "frame": {"pending": []}}',
+        b'{"v": 4, "kind": "joke", "frame": {}}',
+        b'{"v": 4, "kind": "heartbeat", "frame": {"pending": [], "more": 1}}',
+        b'{"v": 4, "kind": "heartbeat", "frame": {"pending": [{"call": "x", "seconds": NaN, "slow_factor": 1}]}}',
+        b'{"v": 4, "kind": ["heartbeat"], "frame": {"pending": []}}',
         b" " * (wire.LIMIT + 1),
     ],
 )

@@ -43,6 +43,8 @@ SYMBOLS: Final[Mapping[str, str]] = MappingProxyType(
         "nvmlDeviceGetGraphicsRunningProcesses_v2": "nvmlDeviceGetGraphicsRunningProcesses_v2",
         "nvmlDeviceGetMPSComputeRunningProcesses_v3": "nvmlDeviceGetMPSComputeRunningProcesses_v3",
         "nvmlDeviceGetMPSComputeRunningProcesses_v2": "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+        "nvmlDeviceGetUtilizationRates": "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetProcessUtilization": "nvmlDeviceGetProcessUtilization",
         "nvmlDeviceGetSupportedEventTypes": "nvmlDeviceGetSupportedEventTypes",
         "nvmlDeviceRegisterEvents": "nvmlDeviceRegisterEvents",
         "nvmlEventSetCreate": "nvmlEventSetCreate",
@@ -61,6 +63,7 @@ NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
 NOT_FOUND: Final = 6
 DRIVER_NOT_LOADED: Final = 9
+TOO_SMALL: Final = 7
 TIMEOUT: Final = 10
 LIBRARY_NOT_FOUND: Final = 12
 FUNCTION_NOT_FOUND: Final = 13
@@ -85,7 +88,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
     NOT_SUPPORTED: "not supported",
     NO_PERMISSION: "no permission",
     NOT_FOUND: "not found",
-    7: "the answer did not fit",
+    TOO_SMALL: "the answer did not fit",
     8: "the card lacks external power",
     DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded",
     TIMEOUT: "the driver timed out",

@@ -29,6 +29,7 @@ from nodeplug_gpu.driver.calls import (
     Calls,
     NvmlFailure,
 )
+from nodeplug_gpu.driver.utilization import UtilizationReader
 from nodeplug_gpu.driver.wire import PollResult
 
 _MAX_CARDS: Final = 256
@@ -88,6 +89,7 @@ class Reader:
         self._sysfs = sysfs
         self._warn = warn
         self._warned: set[tuple[str, int]] = set()
+        self._utilization = UtilizationReader(calls, self._tolerate)
         self._known: dict[Uuid, Card] = {}
         self._at: dict[int, Uuid] = {}
 
@@ -161,9 +163,14 @@ class Reader:
         instances = self._instances(handle, card, found) if mode[0] == 1 else ()
         card = replace(card, mig=mode[0] == 1, instances=instances)
         recovery, ecc = self._fields(handle)
-        processes = self._processes(handle, card)
+        processes = self._utilization.of_processes(handle, card, self._processes(handle, card))
         found.cards.append(card)
-        found.telemetry[uuid] = Telemetry(recovery_action=recovery, uncorrected_ecc=ecc, used=used)
+        found.telemetry[uuid] = Telemetry(
+            recovery_action=recovery,
+            uncorrected_ecc=ecc,
+            used=used,
+            utilization=self._utilization.of_card(handle, card),
+        )
         found.processes += processes
         found.handles.append((index, uuid, handle))
 
@@ -281,12 +288,16 @@ class Reader:
         try:
             return self._calls(symbol, *arguments)
         except NvmlFailure as error:
-            if error.code in DRIVER_WIDE or error.code in {GPU_IS_LOST, RESET_REQUIRED}:
-                raise
-            if error.code not in MISSING and (symbol, error.code) not in self._warned:
-                self._warned.add((symbol, error.code))
-                self._warn(str(error))
+            self._tolerate(symbol, error)
             return default
+
+    def _tolerate(self, symbol: str, error: NvmlFailure) -> None:
+        """Do without an answer, and say so once; raise what is about the card or the driver as a whole."""
+        if error.code in DRIVER_WIDE or error.code in {GPU_IS_LOST, RESET_REQUIRED}:
+            raise error
+        if error.code not in MISSING and (symbol, error.code) not in self._warned:
+            self._warned.add((symbol, error.code))
+            self._warn(str(error))
 
 
 def text(answer: object) -> str:

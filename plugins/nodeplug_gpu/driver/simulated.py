@@ -21,7 +21,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nodeplug.fields import Quantity
-from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Snapshot, Telemetry, Uuid
+from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Snapshot, Telemetry, Utilization, Uuid
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.publish import Log, Publisher
 
@@ -80,6 +80,7 @@ class SimulatedProcess(_Strict):
     pid: int = Field(ge=1, le=1 << 22, description="Process id on the host.")
     used: Quantity | None = Field(None, ge=0, description='Memory that it holds, such as "2GiB"; unknown by default.')
     instance: str | None = Field(None, description="UUID of the MIG instance that it runs on.")
+    sm: int | None = Field(None, ge=0, le=100, description="Percent of the time that it computes; unknown by default.")
 
 
 class CardFaults(_Strict):
@@ -264,7 +265,13 @@ def _condition(card: Card, faults: CardFaults) -> tuple[Telemetry, list[GpuProce
     if faults.lost:
         return Telemetry(_LOST[1], _LOST[0]), []
     processes = [
-        GpuProcess(one.pid, card.uuid, one.used, Uuid(one.instance) if one.instance else None)
+        GpuProcess(
+            one.pid,
+            card.uuid,
+            one.used,
+            Uuid(one.instance) if one.instance else None,
+            Utilization(one.sm, 0, 0, 0) if one.sm is not None and not card.mig else None,
+        )
         for one in faults.processes
     ]
     used = sum(one.used or 0 for one in processes) if faults.used is None else faults.used
@@ -274,6 +281,7 @@ def _condition(card: Card, faults: CardFaults) -> tuple[Telemetry, list[GpuProce
         recovery_action=faults.recovery_action or 0,
         uncorrected_ecc=faults.ecc or 0,
         used=min(used, card.memory) if card.memory else None,
+        utilization=None if card.mig else Utilization(min(sum(one.sm or 0 for one in faults.processes), 100), 0),
     ), processes
 
 

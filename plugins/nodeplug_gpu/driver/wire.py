@@ -3,7 +3,7 @@
 Owns: encoding and decoding of frames, both pure; any bytes decode to a frame or raise `GarbledFrame`.
 Refuses: pipes, processes, NVML.
 
-A line is `{"v": 3, "kind": K, ...}`, where K names one of the classes of `FRAMES` and the other keys are its fields.
+A line is `{"v": 4, "kind": K, ...}`, where K names one of the classes of `FRAMES` and the other keys are its fields.
 Tuples are lists, and a mapping is a list of pairs. The daemon and its driver process are started from the same files,
 so the version only guards against a process that outlived an upgrade.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 from nodeplug_gpu.cards import Card, DriverState, GpuEvent, GpuProcess, Telemetry, Uuid
 
-VERSION: Final = 3
+VERSION: Final = 4
 LIMIT: Final = 8 << 20
 """The longest line that is read, in bytes; 64 cards with a thousand processes each need 6 MiB."""
 

@@ -30,18 +30,21 @@ enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, TOO_SMALL = 7, TIM
     X(nvmlDeviceGetAttributes_v2) X(nvmlDeviceGetComputeRunningProcesses_v3) \
     X(nvmlDeviceGetComputeRunningProcesses_v2) X(nvmlDeviceGetGraphicsRunningProcesses_v3) \
     X(nvmlDeviceGetGraphicsRunningProcesses_v2) X(nvmlDeviceGetMPSComputeRunningProcesses_v3) \
-    X(nvmlDeviceGetMPSComputeRunningProcesses_v2) X(nvmlDeviceGetSupportedEventTypes) X(nvmlDeviceRegisterEvents) \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v2) X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetProcessUtilization) \
+    X(nvmlDeviceGetSupportedEventTypes) X(nvmlDeviceRegisterEvents) \
     X(nvmlEventSetCreate) X(nvmlEventSetFree) X(nvmlEventSetWait_v2)
 #define NUMBER(name) CALL_##name,
 enum { SYMBOLS(NUMBER) CALLS };
 
-struct process { u32 pid, kinds; u64 used; u32 gpu_instance, compute_instance; };
+struct shares { u32 sm, memory, encoder, decoder; };
+struct process { u32 pid, kinds; u64 used; u32 gpu_instance, compute_instance; struct shares shares; u64 sampled; };
 struct part { char uuid[96], name[96]; u32 gpu_instance, compute_instance, slices, compute_slices, ofa, used; u64 megabytes; };
 struct value { u32 type, error; u64 bits; };
 struct card {
     char uuid[96], name[96], bus[32];
     u32 minor, major, minor_capability, mig, parts, processes;
     u64 total, used, events;
+    struct shares shares;
     u32 errors[CALLS];  /* for this card alone, before those of `struct state` */
     struct value recovery, ecc;
     struct part part[PARTS];
@@ -250,6 +253,26 @@ LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, 2)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, 4)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, 4)
 
+struct rates { u32 gpu, memory; };
+u32 nvmlDeviceGetUtilizationRates(struct card *card, struct rates *rates) {
+    ENTER(nvmlDeviceGetUtilizationRates, card);
+    *rates = (struct rates){card->shares.sm, card->shares.memory};
+    return OK;
+}
+/* As with the real library, a process has a sample only if it was busy since. */
+struct sample { u32 pid; u64 stamp; struct shares shares; };
+u32 nvmlDeviceGetProcessUtilization(struct card *card, struct sample *samples, u32 *count, u64 since) {
+    ENTER(nvmlDeviceGetProcessUtilization, card);
+    u32 found = 0, room = samples ? *count : 0;
+    for (u32 i = 0; i < card->processes; i++) {
+        const struct process *one = &card->process[i];
+        if (one->sampled <= since) continue;
+        if (found < room) samples[found] = (struct sample){one->pid, one->sampled, one->shares};
+        found++;
+    }
+    *count = found;
+    return !found ? NOT_FOUND : found > room ? TOO_SMALL : OK;
+}
 u32 nvmlDeviceGetSupportedEventTypes(struct card *card, u64 *types) {
     ENTER(nvmlDeviceGetSupportedEventTypes, card);
     *types = card->events;
