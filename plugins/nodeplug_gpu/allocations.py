@@ -21,7 +21,7 @@ from typing import Any, Final
 from nodeplug import DeviceId, Entry, Holding, Host, Journal, NotReady, PluginError, ResourceName
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Kind
-from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.ids import card_key, whole
 from nodeplug_gpu.pool import Pool
 from nodeplug_gpu.record import DISPUTED, MALFORMED, AllocationRecord, RecordKey, decoded
 from nodeplug_gpu.sharing import Sharing
@@ -137,7 +137,7 @@ class Allocations:
         for name, reported in holdings.items():
             for holding in reported:
                 for device in holding.ids:
-                    card = cards.get(device) or cards.get(device.partition("-")[0])
+                    card = cards.get(whole(device)) or cards.get(device.partition("-")[0])
                     if card is not None:
                         ids.setdefault(name, {})[device] = card
                         holders.setdefault((name, card), f"{holding.namespace}/{holding.pod}")

@@ -7,15 +7,13 @@ Refuses: to inspect cards (`pool` assigns them to entries), and resource names (
 from fnmatch import fnmatchcase
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    TypeAdapter,
-    ValidationError,
     WrapValidator,
     model_validator,
 )
@@ -23,6 +21,7 @@ from pydantic import (
 from nodeplug.fields import ExtendedResource, Quantity, Seconds
 from nodeplug_gpu.cards import Card
 from nodeplug_gpu.driver.simulated import SimulatedCard
+from nodeplug_gpu.profiles import DEFAULT_SINGLE, MigKeys
 
 APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)
 """XIDs that a faulty application causes on a sound card (NVIDIA, "XID Errors"; NVIDIA's own plugin skips the same)."""
@@ -53,9 +52,6 @@ def _absolute(path: Path) -> Path:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 PciAddress = Annotated[str, AfterValidator(_pci)]
 _MaybeResource = Annotated[ExtendedResource, WrapValidator(lambda name, check: check(name) if name else "")]
-_NAME = TypeAdapter(ExtendedResource)
-_UNNAMED = "nvidia.com/mig"
-"""Stands for `resource` where no profile has a valid name: the error reported is that of the profiles."""
 Withhold = Literal["after-refusal", "always", "never"]
 _CDI_KIND = r"^[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"
 """As parsers of CDI check it (pkg/parser of its reference implementation)."""
@@ -224,40 +220,11 @@ class Memory(_Resource):
     mps: Mps | None = Field(None, description="Run MPS on these cards, with limits by units.")
 
 
-def _is_resource(name: object) -> bool:
-    try:
-        return bool(_NAME.validate_python(name))
-    except ValidationError:
-        return False
-
-
-class Mig(_Resource):
+class Mig(_Resource, MigKeys):
     """Instances of cards in MIG mode."""
 
     sharing: Literal["mig"] = Field(description="MIG instances.")
-    strategy: Literal["none", "single", "mixed"] = Field(
-        "single",
-        description="`none`: whole cards, MIG or not. `single`: each instance is one of `resource`, all of one "
-        "profile. `mixed`: each profile is a resource of its own.",
-    )
-    profiles: dict[str, ExtendedResource] = Field(
-        default_factory=dict,
-        description='For `mixed`: resource names by profile, `{ "1g.10gb" = "nvidia.com/mig-1g" }`.',
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _mixed_is_known_by_its_first_name(cls, data: Any) -> Any:
-        """Its resources are those of its profiles; `resource` need not be given then."""
-        if isinstance(data, dict) and data.get("strategy") == "mixed" and isinstance(data.get("profiles"), dict):
-            return {"resource": next(filter(_is_resource, data["profiles"].values()), _UNNAMED), **data}
-        return data
-
-    @model_validator(mode="after")
-    def _profiles_belong_to_mixed(self) -> Self:
-        if (self.strategy == "mixed") != bool(self.profiles):
-            raise ValueError("`profiles` names the resources of strategy 'mixed': needed there, refused elsewhere")
-        return self
+    resource: ExtendedResource = Field(DEFAULT_SINGLE, description="The resource's name.")
 
 
 Resource = Annotated[Exclusive | Replicas | Memory | Mig, Field(discriminator="sharing")]
@@ -383,7 +350,7 @@ def resource_names(resource: Exclusive | Replicas | Memory | Mig) -> tuple[str, 
     """Return the resource names that an entry advertises."""
     match resource:
         case Mig(strategy="mixed"):
-            return tuple(dict.fromkeys(resource.profiles.values()))
+            return tuple(dict.fromkeys(resource.names.values()))
         case Memory() if resource.count_resource:
             return (resource.resource, resource.count_resource)
         case _:

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 from nodeplug import DeviceId, Holding
 from nodeplug_gpu.cards import Card, Uuid
-from nodeplug_gpu.config import Memory, Replicas, Resource, resource_names
+from nodeplug_gpu.config import Memory, Mig, Replicas, Resource, resource_names
+from nodeplug_gpu.ids import replica_number, whole
 
 _REPLICA: Final = re.compile(r"(.+)::[0-9]+")
 """Of a card or an instance, as NVIDIA's plugin names replicas (k8s-device-plugin, internal/rm)."""
@@ -49,14 +50,16 @@ class ForeignDevices:
             holdings: by resource; empty while kubelet does not answer.
             cards: of the machine.
         """
+        cards = tuple(cards)
         owners = {uuid: card.uuid for card in cards for uuid in (card.uuid, *(one.uuid for one in card.instances))}
+        profiles = {one.uuid: one.profile for card in cards for one in card.instances}
         now = self.clock()
         self._holders = {place: one for place, one in self._holders.items() if now - one.seen <= self.grace}
         for entry in entries:
             names = [entry.resource] if isinstance(entry, Memory) else resource_names(entry)
             for holding in (one for name in names for one in holdings.get(name, ())):
                 for name in holding.ids:
-                    if (named := _foreign(entry, name)) is not None:
+                    if (named := _foreign(entry, name, profiles)) is not None:
                         place = entry.resource, owners.get(Uuid(named))
                         self._holders[place] = _Holder(f"{holding.namespace}/{holding.pod}", name, now)
 
@@ -72,10 +75,17 @@ class ForeignDevices:
         return ""
 
 
-def _foreign(entry: Resource, name: DeviceId) -> str | None:
+def _foreign(entry: Resource, name: DeviceId, profiles: Mapping[Uuid, str]) -> str | None:
     """Return the UUID that an id means which this entry cannot have listed, empty where it tells none; else None."""
+    if isinstance(entry, Mig) and (profile := profiles.get(Uuid(whole(name)))) is not None:
+        return None if _lists(entry.replicas_of(profile), replica_number(name)) else whole(name)
     if (replica := _REPLICA.fullmatch(name)) is not None:
         return replica[1]
     if isinstance(entry, Memory | Replicas):
         return name if name.startswith(("GPU-", "MIG-")) else None
     return None
+
+
+def _lists(replicas: int, number: int | None) -> bool:
+    """Whether an instance that is so many devices has one of a number; None is the instance itself."""
+    return replicas == 1 if number is None else number < replicas != 1

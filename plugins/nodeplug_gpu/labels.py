@@ -14,6 +14,7 @@ from typing import Final
 
 from nodeplug_gpu.cards import Card, MigInstance, Snapshot
 from nodeplug_gpu.config import GpuConfig, Memory, Mig, Replicas
+from nodeplug_gpu.profiles import default_name
 
 _GPU: Final = "nvidia.com/gpu"
 _MIB: Final = 1 << 20
@@ -50,9 +51,9 @@ def labels(snapshot: Snapshot, config: GpuConfig, sysfs: Path = Path("/sys")) ->
     for one in config.resources:
         if isinstance(one, Memory) and one.oversubscribe > 1:
             made[f"nodeplug.io/{one.resource.rpartition('/')[2]}.oversubscribe"] = f"{one.oversubscribe:g}"
-    strategy = next((one.strategy for one in config.resources if isinstance(one, Mig)), "none")
-    if strategy != "none":
-        made |= {"nvidia.com/mig.strategy": strategy, **_instances(cards, strategy)}
+    entry = next((one for one in config.resources if isinstance(one, Mig) and one.strategy != "none"), None)
+    if entry is not None:
+        made |= {"nvidia.com/mig.strategy": entry.strategy, **_instances(cards, entry)}
     return {key: value for key, value in made.items() if len(value) <= 63}
 
 
@@ -112,17 +113,17 @@ def _cards(cards: Sequence[Card], config: GpuConfig) -> dict[str, str]:
     return {f"{_GPU}.{key}": value for key, value in made.items()}
 
 
-def _instances(cards: Sequence[Card], strategy: str) -> dict[str, str]:
+def _instances(cards: Sequence[Card], entry: Mig) -> dict[str, str]:
     """Return the labels of MIG instances: by profile, or in place of those of whole cards."""
     every = [(card, one) for card in cards if card.mig for one in card.instances]
     by_profile: dict[str, list[tuple[Card, MigInstance]]] = {}
     for card, one in every:
-        by_profile.setdefault(one.profile.replace("+", "."), []).append((card, one))
-    if strategy == "mixed":
+        by_profile.setdefault(one.profile, []).append((card, one))
+    if entry.strategy == "mixed":
         return {
             key: value
             for profile, found in by_profile.items()
-            for key, value in _of_profile(f"nvidia.com/mig-{profile}", profile, found).items()
+            for key, value in _of_profile(default_name(profile), found, entry.replicas_of(profile)).items()
         }
     migs = [card for card in cards if card.mig]
     if not migs:
@@ -132,16 +133,18 @@ def _instances(cards: Sequence[Card], strategy: str) -> dict[str, str]:
         invalid = {"product": product, "count": "0", "replicas": "0", "sharing-strategy": "", "memory": "0"}
         return {f"{_GPU}.{key}": value for key, value in invalid.items()}
     ((profile, found),) = by_profile.items()
-    return _of_profile(_GPU, profile, found)
+    return _of_profile(_GPU, found, entry.replicas_of(profile))
 
 
-def _of_profile(resource: str, profile: str, found: Sequence[tuple[Card, MigInstance]]) -> dict[str, str]:
+def _of_profile(resource: str, found: Sequence[tuple[Card, MigInstance]], replicas: int) -> dict[str, str]:
     card, one = found[0]
+    profile = one.profile.replace("+", ".")
+    product = f"{sanitised(card.model)}-MIG-{sanitised(profile)}"
     made = {
-        "product": f"{sanitised(card.model)}-MIG-{sanitised(profile)}",
+        "product": product if replicas == 1 else f"{product}-SHARED",
         "count": str(len(found)),
-        "replicas": "1",
-        "sharing-strategy": "none",
+        "replicas": str(replicas),
+        "sharing-strategy": "none" if replicas == 1 else "time-slicing",
         "memory": str(one.memory // _MIB),
     }
     if (match := _SLICES.match(profile)) is not None:

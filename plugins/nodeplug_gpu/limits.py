@@ -12,7 +12,7 @@ from typing import Final
 
 from nodeplug import DeviceId
 from nodeplug_gpu.cards import Card
-from nodeplug_gpu.config import Memory, Mps, Replicas, Resource, advertises_mig
+from nodeplug_gpu.config import Memory, Mig, Mps, Replicas, Resource, advertises_mig
 
 FIRST_VOLTA: Final = (7, 0)
 """Compute capability from which MPS has memory limits and isolated address spaces."""
@@ -91,6 +91,8 @@ def limits_in_words(entry: Resource, card: Card, capped: Caps | None = None) -> 
             why = why_unlimited(card)
             can = "lower" if capped == caps_of(entry, card) != NO_CAPS else "raise"
             return f"none: {why}" if why else f"mps (a pod can {can} them)"
+        case Mig() if entry.replicas_in_words:
+            return "the instance, for all that share it"
         case _:
             return "the instance" if advertises_mig(entry) else "the card"
 
@@ -102,8 +104,15 @@ def limits_of(entry: Resource) -> str:
             return f"MPS, {entry.replicas} replicas"
         case Memory() if entry.mps is not None:
             return "MPS"
+        case Mig():
+            return entry.replicas_in_words
         case _:
             return ""
+
+
+def without_limits(entry: Resource) -> str:
+    """Return what a card without words of limits was, for messages."""
+    return "whole instances" if isinstance(entry, Mig) else "without MPS"
 
 
 def excess_replicas(entry: Resource, held: Iterable[DeviceId]) -> str:

@@ -7,23 +7,17 @@ Refuses: files, and to guess: a key that nobody knows is an error, as it is for 
 Source: NVIDIA, k8s-device-plugin 0.20, its page "Configuration" and what its command line says.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from nodeplug_gpu.profiles import DEFAULT_NAMES
+
 _DOMAIN: Final = "nvidia.com/"
 _GPU: Final = "nvidia.com/gpu"
-PROFILES: Final = (
-    *("1g.5gb", "1g.5gb+me", "1g.6gb", "1g.6gb+me", "1g.10gb", "1g.10gb+me", "1g.12gb", "1g.12gb+me", "1g.18gb"),
-    *("1g.18gb+me", "1g.20gb", "1g.23gb", "1g.23gb+me", "1g.24gb", "1g.45gb", "2g.10gb", "2g.12gb", "2g.12gb+me"),
-    *("2g.20gb", "2g.24gb", "2g.35gb", "2g.45gb", "3g.20gb", "3g.40gb", "3g.47gb", "3g.48gb", "3g.71gb", "3g.90gb"),
-    *("4g.20gb", "4g.24gb", "4g.24gb+me", "4g.40gb", "4g.47gb", "4g.48gb", "4g.71gb", "4g.90gb", "7g.40gb", "7g.80gb"),
-    *("7g.94gb", "7g.96gb", "7g.141gb", "7g.180gb"),
-)
-"""MIG profiles of the cards since A30 and A100 (NVIDIA, "MIG User Guide", "Supported MIG Profiles")."""
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "MIG_STRATEGY": "flags.migStrategy",
     "FAIL_ON_INIT_ERROR": "flags.failOnInitError",
@@ -272,8 +266,10 @@ def _entries(read: NvidiaConfig, notes: _Notes) -> Iterator[dict[str, Any]]:
         when=bool(patterns or read.resources.mig),
     )
     gpus = read.resources.gpus or [ResourcePattern(pattern="*", name=_GPU)]
+    named = {one.pattern: one.name for one in read.resources.mig} or DEFAULT_NAMES
+    _say_unshared(read, {one.name for one in gpus} | {*(named.values() if strategy == "mixed" else ())}, notes)
     if strategy == "single":
-        yield {"sharing": "mig", "strategy": "single", "resource": gpus[-1].name}
+        yield {"sharing": "mig", "strategy": "single", **_instances(read, {"*": gpus[-1].name}, notes)}
         notes.add(
             "flags.migStrategy", "`single` is of cards in MIG mode alone; for others, add an entry of another name"
         )
@@ -281,11 +277,7 @@ def _entries(read: NvidiaConfig, notes: _Notes) -> Iterator[dict[str, Any]]:
     for one in gpus:
         yield {**_whole(read, one.name, notes), **({"cards": {"model": [one.pattern]}} if one.pattern != "*" else {})}
     if strategy == "mixed":
-        named = {one.pattern: one.name for one in read.resources.mig} or {one: _of_profile(one) for one in PROFILES}
-        yield {"sharing": "mig", "strategy": "mixed", "profiles": named}
-        notes.add(
-            "flags.migStrategy", "leave the profiles that your cards have: each one is a resource that is claimed"
-        )
+        yield {"sharing": "mig", "strategy": "mixed", **_instances(read, named, notes)}
     notes.add(
         "flags.migStrategy",
         "with `none`, NVIDIA's plugin advertises cards in MIG mode as whole ones; here no entry has them",
@@ -293,8 +285,43 @@ def _entries(read: NvidiaConfig, notes: _Notes) -> Iterator[dict[str, Any]]:
     )
 
 
-def _of_profile(profile: str) -> str:
-    return f"{_DOMAIN}mig-{profile.replace('+', '.')}"
+def _say_unshared(read: NvidiaConfig, known: Collection[str], notes: _Notes) -> None:
+    for where, replicated in (("timeSlicing", read.sharing.time_slicing), ("mps", read.sharing.mps or Replicated())):
+        for one in replicated.resources:
+            notes.add(
+                f"sharing.{where}",
+                f"{one.name} is not shared: nothing is advertised by that name",
+                when=one.name not in known,
+            )
+
+
+def _instances(read: NvidiaConfig, named: Mapping[str, str], notes: _Notes) -> dict[str, Any]:
+    """Return what an entry for MIG instances says beside its strategy.
+
+    Args:
+        read: the file.
+        named: resources by patterns of profiles; by `*` alone for the strategy `single`.
+        notes: of what it cannot say.
+    """
+    slicing = read.sharing.time_slicing
+    counts = {one.name: one.replicas for one in slicing.resources if one.replicas > 1}
+    counts = {} if read.sharing.mps is not None else counts  # of MIG instances NVIDIA's plugin refuses it
+    shared = {pattern: counts[name] for pattern, name in named.items() if name in counts}
+    suffix = ".shared" if slicing.rename_by_default else ""
+    names = {pattern: f"{name}{suffix if pattern in shared else ''}" for pattern, name in named.items()}
+    single = [*named] == ["*"] and read.flags.mig_strategy == "single"
+    found: dict[str, Any] = {"resource": names["*"]} if single else {}
+    if not single and names != DEFAULT_NAMES:
+        found["profiles"] = names
+    if shared:
+        found["replicas"] = shared["*"] if single else shared
+        found["refuse_more_than_one"] = bool(slicing.fail_requests_greater_than_one)
+        if read.flags.plugin.shared_devices_allocation_policy == "packed":
+            found["policy"] = "binpack"
+    notes.add(
+        "sharing.mps", "MIG instances are not shared by MPS, nor by NVIDIA's plugin", when=read.sharing.mps is not None
+    )
+    return found
 
 
 def _whole(read: NvidiaConfig, name: str, notes: _Notes) -> dict[str, Any]:
@@ -304,7 +331,6 @@ def _whole(read: NvidiaConfig, name: str, notes: _Notes) -> dict[str, Any]:
     where = "sharing.mps" if mps else "sharing.timeSlicing"
     for one in replicated.resources:
         if one.name != name:
-            notes.add(where, f"{one.name} is not shared: replicas are of whole cards here", when="mig" in one.name)
             continue
         notes.add(
             where,

@@ -5,13 +5,14 @@ Refuses: to allocate anything, and to fail: kubelet may fill up the rest at rand
 here would reject the pod and leave the ids in use for a while (kubelet does not release them then).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from nodeplug import DeviceId, DevicePrefer
 from nodeplug_gpu.ids import CardKey, by_card
 
 Policy = Literal["binpack", "spread"]
+Grouping = Callable[[Iterable[DeviceId]], Mapping[Any, list[DeviceId]]]
 
 
 def single_card(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
@@ -49,15 +50,24 @@ def card_for(free: Mapping[CardKey, int], pinned: Sequence[CardKey], wanted: int
     return min(fitting, key=lambda card: (sign * free[card], card))
 
 
-def distributed(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
+def distributed(
+    request: DevicePrefer,
+    policy: Policy,
+    grouped: Grouping = by_card,
+) -> list[DeviceId]:
     """Choose replicas of different cards as long as there are enough, then of those that `policy` prefers.
 
     Two replicas of one card give a container nothing that one does not.
+
+    Args:
+        request: what kubelet asks for.
+        policy: of the resource.
+        grouped: groups ids by what they are replicas of.
     """
     must = list(dict.fromkeys(request.must_include))
     taken = set(must)
-    free = {card: [name for name in names if name not in taken] for card, names in by_card(request.available).items()}
-    used = {card: len(names) for card, names in by_card(must).items()}
+    free = {card: [name for name in names if name not in taken] for card, names in grouped(request.available).items()}
+    used = {card: len(names) for card, names in grouped(must).items()}
     chosen = must
     sign = 1 if policy == "binpack" else -1
     while len(chosen) < request.size:

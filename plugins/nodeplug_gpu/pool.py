@@ -67,9 +67,15 @@ class PoolMember:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The cards that one entry advertises, in NVML's order; those that are gone and may still be held come last."""
+    """The cards that one entry advertises, in NVML's order; those that are gone and may still be held come last.
+
+    Attributes:
+        members: one for each card.
+        undivided: cards that an entry for MIG instances chooses, that are not in MIG mode, and that no entry has.
+    """
 
     members: tuple[PoolMember, ...] = ()
+    undivided: tuple[Uuid, ...] = ()
 
     def of(self, uuid: Uuid) -> PoolMember:
         """Return the member for a card.
@@ -90,10 +96,12 @@ class Assignment:
     Attributes:
         cards: of each entry, by its main resource.
         conflicts: why a card is not advertised although entries choose it.
+        undivided: of entries for MIG instances: cards that are not in MIG mode, and that no entry has.
     """
 
     cards: Mapping[str, tuple[Card, ...]]
     conflicts: Mapping[Uuid, str] = field(default_factory=dict)
+    undivided: Mapping[str, tuple[Uuid, ...]] = field(default_factory=dict)
 
     def resource_by_card(self) -> Mapping[Uuid, str]:
         """Return the main resource of the entry that has each card."""
@@ -122,6 +130,7 @@ def assign_cards(
     """
     chosen: dict[str, list[Card]] = {entry.resource: [] for entry in entries}
     conflicts: dict[Uuid, str] = {}
+    undivided: dict[str, tuple[Uuid, ...]] = {}
     keys: dict[str, Uuid] = {}
     for card in {card.uuid: card for card in cards}.values():
         other = keys.setdefault(card_key(card.uuid), card.uuid)
@@ -142,4 +151,7 @@ def assign_cards(
             continue
         for entry in candidates:
             chosen[entry.resource].append(card)
-    return Assignment({name: tuple(cards) for name, cards in chosen.items()}, conflicts)
+        for entry in () if candidates else entries:
+            if advertises_mig(entry) and not card.mig and entry.cards.choose(card, indexes[card.uuid]):
+                undivided[entry.resource] = (*undivided.get(entry.resource, ()), card.uuid)
+    return Assignment({name: tuple(cards) for name, cards in chosen.items()}, conflicts, undivided)

@@ -13,8 +13,9 @@ from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
 from nodeplug_gpu import utilization
 from nodeplug_gpu.allocations import Allocation, Container
 from nodeplug_gpu.cards import Card, MigInstance, Uuid
-from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
+from nodeplug_gpu.config import GpuConfig, Memory, Mig, Resource, resource_names
 from nodeplug_gpu.health import Condition
+from nodeplug_gpu.ids import whole
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.limits import limits_in_words, mps_of
 from nodeplug_gpu.mps.folders import Folders
@@ -59,7 +60,7 @@ def document(config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch
         ],
         "unreadable": list(inventory.snapshot.unreadable),
         "resources": [
-            *(_resource(tracker, entry, name) for entry in config.resources for name in resource_names(entry)),
+            *(one for entry in config.resources for one in _resources(tracker, entry)),
             *_orphaned_resources(inventory),
         ],
     }
@@ -160,7 +161,7 @@ def _instance(
         "profile": one.profile,
         "memory_bytes": one.memory,
         "resource": sharing.resource_of(one.profile, pool) if isinstance(sharing, MigInstances) else None,
-        "containers": [str(use.container) for use in allocations if DeviceId(one.uuid) in use.ids],
+        "containers": [str(use.container) for use in allocations if DeviceId(one.uuid) in map(whole, use.ids)],
         "state": condition.state,
         "allocatable": not member.reason_of(one),
         "reason": member.reason_of(one) or condition.reason,
@@ -197,12 +198,20 @@ def units(tracker: InventoryTracker, entry: Resource, member: PoolMember) -> int
     match tracker.sharings.get(entry.resource):
         case MemorySharing() as sharing:
             return sharing.advertised(member)
-        case MigInstances():
-            return len(member.card.instances)
+        case MigInstances() as sharing:
+            return sharing.units(member)
         case None:
             return 0
         case _:
             return getattr(entry, "replicas", 1)
+
+
+def _resources(tracker: InventoryTracker, entry: Resource) -> Sequence[dict[str, Any]]:
+    """Describe the resources of an entry; of NVIDIA's names for MIG profiles, those of which there is something."""
+    found = [_resource(tracker, entry, name) for name in resource_names(entry)]
+    if not isinstance(entry, Mig) or entry.strategy != "mixed" or entry.profiles:
+        return found
+    return [one for one in found if one["devices"] or one["allocated"]] or found[:1]
 
 
 def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str, Any]:

@@ -26,7 +26,14 @@ from nodeplug_gpu.health import GONE, HealthMonitor
 from nodeplug_gpu.ids import by_card, card_key
 from nodeplug_gpu.indexes import Indexes
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.limits import excess_replicas, limits_of, mps_of, refusal_without_limits, why_unlimited
+from nodeplug_gpu.limits import (
+    excess_replicas,
+    limits_of,
+    mps_of,
+    refusal_without_limits,
+    why_unlimited,
+    without_limits,
+)
 from nodeplug_gpu.pool import Assignment, Pool, PoolMember, assign_cards
 from nodeplug_gpu.record import AllocationRecord
 from nodeplug_gpu.sharing import Sharing
@@ -204,9 +211,8 @@ class InventoryTracker:
             if (one.resource, one.sharing) != (entry.resource, entry.sharing):
                 return f"it was advertised as {one.resource} ({one.sharing}), and {why}"
             if one.limits != limits_of(entry):
-                return (
-                    f"{why} under its former limits ({one.limits or 'without MPS'}); the new ones wait for its release"
-                )
+                former = one.limits or without_limits(entry)
+                return f"{why} under its former limits ({former}); the new ones wait for its release"
         excess = excess_replicas(entry, self.allocations.reported.of(entry.resource, card.uuid))
         return excess or self._foreign.reason(entry.resource, card.uuid)
 
@@ -296,7 +302,8 @@ class InventoryTracker:
                 for one in self.allocations.records.values()
                 if (one.resource, one.sharing) == (entry.resource, entry.sharing) and one.card.uuid not in listed
             ]
-            pools[entry.resource] = Pool(tuple(self._withheld(entry, self._fitted(entry, members))))
+            listed_members = tuple(self._withheld(entry, self._fitted(entry, members)))
+            pools[entry.resource] = Pool(listed_members, assignment.undivided.get(entry.resource, ()))
         return pools
 
     def _fitted(self, entry: Resource, members: Sequence[PoolMember]) -> Sequence[PoolMember]:

@@ -62,7 +62,8 @@ def test_faults_of_one_instance_take_out_that_instance_alone(nvml: Any, watch: W
     watched.running()
     watched.until(lambda _: nvml.calls("nvmlDeviceRegisterEvents") == 2)
     name = ResourceName("nvidia.com/mig")
-    config = GpuConfig.model_validate({"resources": [{"sharing": "mig", "resource": name}]})
+    cards = {"uuid": [nvml.state.card[0].uuid.decode()]}
+    config = GpuConfig.model_validate({"resources": [{"sharing": "mig", "resource": name, "cards": cards}]})
     tracker = InventoryTracker(config, host(tmp_path), NodePaths(run=tmp_path))
     tracker.update(watched.driver.snapshot)
     for _ in range(3):

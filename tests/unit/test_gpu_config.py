@@ -62,6 +62,9 @@ def test_memory_needs_no_other_word() -> None:
         SINGLE | {"strategy": "none"},
         MIXED,
         MIXED | {"resource": "nvidia.com/anything"},
+        {"sharing": "mig"},
+        {"sharing": "mig", "strategy": "mixed"},
+        {"sharing": "mig", "strategy": "mixed", "replicas": {"1g.*": 2}},
     ],
 )
 def test_good_entries_are_taken(entry: dict[str, Any]) -> None:
@@ -97,10 +100,10 @@ def test_good_entries_are_taken(entry: dict[str, Any]) -> None:
         (REPLICAS | {"replicas": 1}, "replicas"),
         (REPLICAS | {"replicas": 1001}, "replicas"),
         (SINGLE | {"strategy": "all"}, "strategy"),
-        (SINGLE | {"profiles": {"1g.10gb": "nvidia.com/x"}}, "needed there, refused elsewhere"),
-        ({"sharing": "mig", "strategy": "mixed"}, "resource"),
-        (SINGLE | {"strategy": "mixed"}, "needed there, refused elsewhere"),
-        (MIXED | {"profiles": {}}, "needed there, refused elsewhere"),
+        (SINGLE | {"profiles": {"1g.10gb": "nvidia.com/x"}}, "refused elsewhere"),
+        (SINGLE | {"strategy": "none", "replicas": 2}, "for those of whole cards use sharing = 'replicas'"),
+        (SINGLE | {"replicas": 0}, "replicas"),
+        (SINGLE | {"replicas": {"*": 1001}}, "replicas"),
         (MIXED | {"profiles": {"1g.10gb": 7}}, "profiles"),
     ],
 )
@@ -216,3 +219,16 @@ def test_more_replicas_than_mps_serves_are_refused() -> None:
 )
 def test_a_size_of_no_card_is_refused(entry: dict[str, Any], words: str) -> None:
     assert words in complaint(MEMORY, memory=[entry])
+
+
+def test_instances_have_the_names_of_nvidias_plugin_by_default() -> None:
+    (single,) = read({"sharing": "mig"}).resources
+    assert resource_names(single) == ("nvidia.com/gpu",)
+    (mixed,) = read({"sharing": "mig", "strategy": "mixed"}).resources
+    assert {"nvidia.com/mig-1g.5gb", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-7g.80gb"} <= {*resource_names(mixed)}
+
+
+def test_replicas_of_instances_go_by_the_first_pattern_that_fits() -> None:
+    (entry,) = read({"sharing": "mig", "strategy": "mixed", "replicas": {"1g.10gb+me": 2, "1g.*": 4}}).resources
+    assert isinstance(entry, Mig)
+    assert [entry.replicas_of(one) for one in ("1g.10gb+me", "1g.10gb", "3g.40gb")] == [2, 4, 1]

@@ -12,7 +12,7 @@ from nodeplug import InvalidRequest, NotFound
 from nodeplug_gpu.command import app
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.importing import imported
-from nodeplug_gpu.nvidia_config import PROFILES, Translation, translate
+from nodeplug_gpu.nvidia_config import Translation, translate
 
 V1 = {"version": "v1"}
 GPU = {"sharing": "exclusive", "resource": "nvidia.com/gpu"}
@@ -73,8 +73,35 @@ def test_strategies_of_mig() -> None:
     assert found == {"sharing": "mig", "strategy": "single", "resource": "nvidia.com/gpu"}
     whole, mixed = read({"flags": {"migStrategy": "mixed"}}).config["resources"]
     assert whole == GPU
-    assert mixed["profiles"]["1g.5gb+me"] == "nvidia.com/mig-1g.5gb.me"
-    assert mixed["profiles"].keys() == set(PROFILES)
+    assert mixed == {"sharing": "mig", "strategy": "mixed"}
+
+
+def test_time_slicing_of_mig_instances() -> None:
+    resources = [{"name": "nvidia.com/mig-1g.10gb", "replicas": 3}, {"name": "gpu", "replicas": 2}]
+    whole, mixed = read(
+        {"flags": {"migStrategy": "mixed"}, "sharing": {"timeSlicing": {"resources": resources}}}
+    ).config["resources"]
+    assert whole["replicas"] == 2
+    assert mixed == {
+        "sharing": "mig",
+        "strategy": "mixed",
+        "replicas": {"1g.10gb": 3},
+        "refuse_more_than_one": False,
+    }
+    said = {"renameByDefault": True, "resources": resources}
+    found = read({"flags": {"migStrategy": "mixed"}, "sharing": {"timeSlicing": said}}).config["resources"][1]
+    assert (found["profiles"]["1g.10gb"], found["profiles"]["3g.40gb"]) == (
+        "nvidia.com/mig-1g.10gb.shared",
+        "nvidia.com/mig-3g.40gb",
+    )
+    single = {"flags": {"migStrategy": "single"}, "sharing": {"timeSlicing": said}}
+    assert only(read(single)) == {
+        "sharing": "mig",
+        "strategy": "single",
+        "resource": "nvidia.com/gpu.shared",
+        "replicas": 2,
+        "refuse_more_than_one": False,
+    }
 
 
 def test_patterns_name_resources_by_model_and_by_profile() -> None:

@@ -100,6 +100,13 @@ def test_each_profile_of_the_mixed_strategy_has_labels_of_its_own(sysfs: Path) -
     assert made["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3"
 
 
+def test_instances_that_are_shared_say_so(sysfs: Path) -> None:
+    config = GpuConfig.model_validate({"resources": [{"sharing": "mig", "replicas": 4}]})
+    made = labels(snapshot(card(mig=True, instances=instances("1g.10gb", 7))), config, sysfs)
+    values = [made[f"nvidia.com/gpu.{key}"] for key in ("product", "count", "replicas", "sharing-strategy")]
+    assert values == ["NVIDIA-H100-80GB-HBM3-MIG-1g.10gb-SHARED", "7", "4", "time-slicing"]
+
+
 def test_profiles_that_the_single_strategy_cannot_have_are_invalid(sysfs: Path) -> None:
     config = GpuConfig.model_validate({"resources": [{"sharing": "mig", "resource": "nvidia.com/gpu"}]})
     two = (*instances("1g.10gb", 1), *instances("2g.20gb", 1))

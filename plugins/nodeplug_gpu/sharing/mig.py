@@ -1,18 +1,20 @@
 """MIG instances as devices.
 
-Owns: a device per instance, named by its UUID, under one name or a name per profile.
+Owns: a device per instance, named by its UUID, or one per replica of it, under one name or a name per profile.
 Refuses: to create or destroy instances; those that do not fit the strategy are reported as not advertised.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, NotFound, ResourceName
+from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, NotFound, ResourceName
 from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Mig
-from nodeplug_gpu.placement import packed
+from nodeplug_gpu.ids import replica_id, replica_number, whole
+from nodeplug_gpu.placement import distributed, packed
 from nodeplug_gpu.pool import Pool, PoolMember
+from nodeplug_gpu.profiles import first_match
 from nodeplug_gpu.sharing.exclusive import numa_nodes
 
 
@@ -24,45 +26,56 @@ class MigInstances:
     paths: access.NodePaths
 
     def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
-        """List every instance of the resource.
+        """List every instance of the resource, or its replicas.
 
         Raises:
             NotFound: no card has an instance of the resource's profiles.
         """
         found = [
             Device(
-                DeviceId(gpu.uuid),
+                name,
                 healthy=not member.reason_of(gpu.instance),
                 reason=member.reason_of(gpu.instance),
                 numa_nodes=numa_nodes(member.card.numa_node),
             )
             for member, gpu in _mig_devices(pool)
             if self._advertises(resource, gpu, pool)
+            for name in self._ids(gpu)
         ]
         if not found:
             raise NotFound(f"no MIG instance for {resource}: {self._why_none(pool)}")
         return found
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
-        """Choose instances of as few cards as possible."""
+        """Choose instances of as few cards as possible; replicas of different instances."""
+        if any(replica_number(name) is not None for name in request.available):
+            return distributed(request, self.config.policy, _by_instance)
         return packed(request, {DeviceId(gpu.uuid): gpu.card.uuid for _, gpu in _mig_devices(pool)})
 
     def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
         """Allocate the instances.
 
         Raises:
+            InvalidRequest: more than one replica is refused by configuration, as it would give no larger share.
             NotFound, NotReady: one of them is no longer present, or it or its card is not healthy.
         """
+        replicas = any(replica_number(name) is not None for name in request.ids)
+        if replicas and self.config.refuse_more_than_one and len(request.ids) > 1:
+            raise InvalidRequest(
+                f"{len(request.ids)} of {request.resource} wanted: one replica already shares the whole instance, and "
+                "more give no larger share; ask for 1 (refuse_more_than_one = false allows it)"
+            )
         wanted = set(request.ids)
-        found = [(member, gpu) for member, gpu in _mig_devices(pool) if gpu.uuid in wanted]
-        for member, gpu in found:
-            member.require_healthy(gpu.instance)
-            wanted.discard(DeviceId(gpu.uuid))
+        gpus = []
+        for member, gpu in _mig_devices(pool):
+            if mine := wanted.intersection(self._ids(gpu)):
+                member.require_healthy(gpu.instance)
+                gpus.append(gpu)
+                wanted -= mine
         if wanted:
             raise NotFound(
                 f"{min(wanted)} is not among the instances of {request.resource}; it may have been destroyed"
             )
-        gpus = [gpu for _, gpu in found]
         return access.grant(self.config.access, gpus, self.paths)
 
     def by_card(self, ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:
@@ -70,27 +83,37 @@ class MigInstances:
         cards = {gpu.uuid: gpu.card.uuid for _, gpu in _mig_devices(pool)}
         groups: dict[Uuid, list[DeviceId]] = {}
         for name in ids:
-            if name in cards:
-                groups.setdefault(cards[name], []).append(name)
+            if (instance := whole(name)) in cards:
+                groups.setdefault(cards[instance], []).append(name)
         return groups
 
     def unadvertised(self, pool: Pool) -> Sequence[str]:
         """Return why instances are not advertised, as sentences."""
+        profiles = sorted({_profile(gpu) for _, gpu in _mig_devices(pool)})
         if self.config.strategy == "mixed":
-            missing = sorted({_profile(gpu) for _, gpu in _mig_devices(pool)} - self.config.profiles.keys())
+            missing = [name for name in profiles if first_match(self.config.names, name) is None]
             return [
                 f"instances of profile {name} are not advertised: `profiles` has no resource for it" for name in missing
             ]
-        profiles = sorted({_profile(gpu) for _, gpu in _mig_devices(pool)})
-        if len(profiles) > 1:
-            return [f"no instance is advertised: strategy 'single' needs one profile, there are {', '.join(profiles)}"]
-        return []
+        why = _why_not_uniform(pool, profiles)
+        return [f"no instance is advertised: strategy 'single' needs {why}"] if why else []
 
     def resource_of(self, profile: str, pool: Pool) -> str | None:
         """Return the resource under which instances of a profile are advertised; None if they are not."""
         if self.config.strategy == "mixed":
-            return self.config.profiles.get(profile)
+            return first_match(self.config.names, profile)
         return None if self.unadvertised(pool) else self.config.resource
+
+    def units(self, member: PoolMember) -> int:
+        """Return as how many devices the instances of a card are advertised."""
+        return sum(self.config.replicas_of(one.profile) for one in member.card.instances)
+
+    def _ids(self, gpu: access.GpuDevice) -> Sequence[DeviceId]:
+        """Return the ids of an instance."""
+        replicas = self.config.replicas_of(_profile(gpu))
+        if replicas == 1:
+            return [DeviceId(gpu.uuid)]
+        return [replica_id(Uuid(gpu.uuid), number) for number in range(replicas)]
 
     def _advertises(self, resource: ResourceName, gpu: access.GpuDevice, pool: Pool) -> bool:
         return self.resource_of(_profile(gpu), pool) == resource
@@ -99,6 +122,30 @@ class MigInstances:
         if not pool.members:
             return "none of its cards is in MIG mode"
         return "; ".join(self.unadvertised(pool)) or "the cards have no instance of its profiles"
+
+
+def _why_not_uniform(pool: Pool, profiles: Sequence[str]) -> str:
+    """Return what is missing for the strategy `single`, as NVIDIA defines it; empty where nothing is.
+
+    Its cards are all in MIG mode, each has instances, all of one profile (NVIDIA, "MIG Support in Kubernetes").
+    """
+    if pool.members and pool.undivided:
+        return (
+            f"all its cards in MIG mode, and {', '.join(pool.undivided)} is not: switch it on there, or choose by "
+            "`cards` which cards the entry has"
+        )
+    empty = [member.card.uuid for member in pool.members if not member.card.instances]
+    if profiles and empty:
+        return f"instances on each of its cards, and {', '.join(empty)} has none"
+    return f"one profile, there are {', '.join(profiles)}" if len(profiles) > 1 else ""
+
+
+def _by_instance(ids: Iterable[DeviceId]) -> Mapping[str, list[DeviceId]]:
+    """Group replicas by the instance that they are of."""
+    groups: dict[str, list[DeviceId]] = {}
+    for name in ids:
+        groups.setdefault(whole(name), []).append(name)
+    return groups
 
 
 def _mig_devices(pool: Pool) -> Iterator[tuple[PoolMember, access.GpuDevice]]:

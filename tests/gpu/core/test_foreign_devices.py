@@ -61,3 +61,15 @@ def test_what_was_allocated_here_before_stays_healthy_meanwhile(make_node: Make,
     node.held = {MEM: {"old": ["GPU-0-_-3"], "own": [own]}}
     node.update()
     assert [name for name, reason in node.listed(MEM).items() if not reason] == [own]
+
+
+@pytest.mark.parametrize(("replicas", "name"), [(1, "MIG-0-a0::0"), (2, "MIG-0-a0::2"), (2, "MIG-0-a0")])
+def test_an_instance_that_was_shared_in_another_way_keeps_its_card(
+    replicas: int, name: str, make_node: Make, divided: Make
+) -> None:
+    entry = {"sharing": "mig", "resource": SHARED, "replicas": replicas}
+    node = make_node([entry], [divided(0, "1g.10gb"), divided(1, "1g.10gb")])
+    node.held = {SHARED: {"old": [name]}}
+    node.update()
+    offered = {one.partition("::")[0] for one, reason in node.listed(SHARED).items() if not reason}
+    assert offered == {"MIG-1-a0"}

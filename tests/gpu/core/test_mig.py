@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import NotFound, NotReady
+from nodeplug import DeviceId, DevicePrefer, InvalidRequest, NotFound, NotReady, ResourceName
 from nodeplug_gpu import report
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid
 from nodeplug_gpu.config import Mps
@@ -174,3 +174,75 @@ def test_an_ill_instance_is_told_by_the_document_and_the_metrics(make_node: Make
         ("MIG-0-a1", "healthy"),
     }
     assert {one.labels["card"] for one in metrics["gpu_instance_state"]} == {"GPU-0"}
+
+
+def test_single_with_a_card_that_is_not_divided_advertises_nothing_and_names_it(
+    make_node: Make, card: Make, divided: Make
+) -> None:
+    node = make_node([SINGLE], [divided(0, SMALL), card(1)])
+    assert "strategy 'single' needs all its cards in MIG mode, and GPU-1 is not" in node.why_nothing(MIG)
+    node.configure([SINGLE, {"sharing": "exclusive", "resource": "nvidia.com/whole"}])
+    assert (list(node.listed(MIG)), list(node.listed("nvidia.com/whole"))) == (["MIG-0-a0"], ["GPU-1"])
+    node.configure([SINGLE | {"cards": {"uuid": ["GPU-0"]}}])
+    assert list(node.listed(MIG)) == ["MIG-0-a0"]
+
+
+def test_single_with_a_card_without_instances_advertises_nothing_and_names_it(make_node: Make, divided: Make) -> None:
+    why = make_node([SINGLE], [divided(0, SMALL), divided(1)]).why_nothing(MIG)
+    assert "strategy 'single' needs instances on each of its cards, and GPU-1 has none" in why
+
+
+def test_mixed_has_the_names_of_nvidias_plugin_by_default(make_node: Make, divided: Make) -> None:
+    node = make_node([{"sharing": "mig", "strategy": "mixed"}], [divided(0, SMALL, "1g.10gb+me", BIG)])
+    listed = {name: list(node.listed(f"nvidia.com/mig-{name}")) for name in ("1g.10gb", "1g.10gb.me", "3g.40gb")}
+    assert listed == {"1g.10gb": ["MIG-0-a0"], "1g.10gb.me": ["MIG-0-a1"], "3g.40gb": ["MIG-0-a2"]}
+    told = report.document(node.config, node.tracker, OveruseWatch({}, node.host))
+    assert [one["resource"] for one in told["resources"]] == [f"nvidia.com/mig-{name}" for name in listed]
+
+
+def test_profiles_are_named_by_patterns_and_the_first_one_holds(make_node: Make, divided: Make) -> None:
+    names = {"1g.10gb+me": LARGE, "1g.*": MIG}
+    node = make_node([MIXED | {"profiles": names}], [divided(0, SMALL, "1g.10gb+me", "1g.20gb", BIG)])
+    assert (list(node.listed(MIG)), list(node.listed(LARGE))) == (["MIG-0-a0", "MIG-0-a2"], ["MIG-0-a1"])
+
+
+def test_an_instance_is_several_replicas(make_node: Make, divided: Make) -> None:
+    node = make_node([MIXED | {"replicas": {SMALL: 2}}], [divided(0, SMALL, BIG)])
+    assert (list(node.listed(MIG)), list(node.listed(LARGE))) == (["MIG-0-a0::0", "MIG-0-a0::1"], ["MIG-0-a1"])
+    assert node.allocate(MIG, "MIG-0-a0::1").env["NVIDIA_VISIBLE_DEVICES"] == "MIG-0-a0"
+    with pytest.raises(InvalidRequest, match="wanted: one replica already shares the whole"):
+        node.allocate(MIG, "MIG-0-a0::0", "MIG-0-a0::1")
+    with pytest.raises(NotFound, match="MIG-0-a0::2 is not among the instances"):
+        node.allocate(MIG, "MIG-0-a0::2")
+    assert node.allocate(LARGE, "MIG-0-a1").env["NVIDIA_VISIBLE_DEVICES"] == "MIG-0-a1"
+
+
+def test_replicas_of_different_instances_are_preferred(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE | {"replicas": 3, "refuse_more_than_one": False}], [divided(0, SMALL, SMALL)])
+    sharing, pool = node.tracker.inventory.advertised(node.tracker.entry_of(MIG), ResourceName(MIG))
+    available = tuple(map(DeviceId, node.listed(MIG)))
+    asked = DevicePrefer(resource=ResourceName(MIG), available=available, must_include=(), size=2)
+    assert {name.partition("::")[0] for name in sharing.prefer(asked, pool)} == {"MIG-0-a0", "MIG-0-a1"}
+    assert node.allocate(MIG, "MIG-0-a0::0", "MIG-0-a0::2").env["NVIDIA_VISIBLE_DEVICES"] == "MIG-0-a0"
+
+
+def test_who_holds_a_replica_is_shown_with_its_instance(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE | {"replicas": 2}], [divided(0, SMALL, SMALL)])
+    node.held = {MIG: {"a": ["MIG-0-a1::0"], "b": ["MIG-0-a1::1"]}}
+    node.update()
+    (told,) = report.document(node.config, node.tracker, OveruseWatch({}, node.host))["cards"]
+    assert [one["containers"] for one in told["instances"]] == [[], ["default/a/main", "default/b/main"]]
+    assert (told["units"], told["allocated_units"]) == (4, 2)
+    assert told["limits"] == "the instance, for all that share it"
+
+
+def test_an_instance_that_one_container_has_is_not_shared_before_it_is_released(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE], [divided(0, SMALL)])
+    node.held = {MIG: {"pod": ["MIG-0-a0"]}}
+    node.update()
+    node.configure([SINGLE | {"replicas": 2}])
+    why = "it is allocated to default/pod under its former limits (whole instances); the new ones wait for its release"
+    assert {node.listed(MIG)[f"MIG-0-a0::{n}"] for n in (0, 1)} == {why}
+    node.held = {}
+    node.wait()
+    assert node.listed(MIG) == {"MIG-0-a0::0": "", "MIG-0-a0::1": ""}
