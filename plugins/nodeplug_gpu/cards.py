@@ -132,6 +132,23 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class CardPair:
+    """How two cards are connected.
+
+    Attributes:
+        one, other: the cards, each pair once.
+        links: NVLinks between them that are active; by way of a switch, as many as the card with fewer has to it.
+        distance: NVML's level of the first part that both share: 10 one PCIe switch, 20 several, 30 a host bridge, 40 a
+            NUMA node, 50 the machine.
+    """
+
+    one: Uuid
+    other: Uuid
+    links: int
+    distance: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The machine, as one poll found it.
 
@@ -147,6 +164,7 @@ class Snapshot:
             a card that was lost before this driver process started, or one without a UUID.
         cuda_version: 1000 times the major and 10 times the minor version of CUDA that the driver has; 0 if unknown.
         mig_capable: some card has a MIG mode, on or off.
+        pairs: how cards are connected; empty unless running.
         taken: when, on the monotonic clock.
         generation: counts the starts of the driver process: a change means that the driver was loaded again.
     """
@@ -162,6 +180,7 @@ class Snapshot:
     unreadable: tuple[str, ...] = ()
     cuda_version: int = 0
     mig_capable: bool = False
+    pairs: tuple[CardPair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from nodeplug import Device, DeviceId, NotFound, NotReady
 from nodeplug_gpu.budget import ListedUnits
-from nodeplug_gpu.cards import Card, MigInstance, Uuid
+from nodeplug_gpu.cards import Card, CardPair, MigInstance, Uuid
 from nodeplug_gpu.config import Mig, Resource, advertises_mig
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.withholding import REASON
@@ -72,10 +72,12 @@ class Pool:
     Attributes:
         members: one for each card.
         undivided: cards that an entry for MIG instances chooses, that are not in MIG mode, and that no entry has.
+        pairs: how the node's cards are connected.
     """
 
     members: tuple[PoolMember, ...] = ()
     undivided: tuple[Uuid, ...] = ()
+    pairs: tuple[CardPair, ...] = ()
 
     def of(self, uuid: Uuid) -> PoolMember:
         """Return the member for a card.

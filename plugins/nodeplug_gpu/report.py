@@ -12,7 +12,7 @@ from typing import Any
 from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
 from nodeplug_gpu import utilization
 from nodeplug_gpu.allocations import Allocation, Container
-from nodeplug_gpu.cards import Card, MigInstance, Uuid
+from nodeplug_gpu.cards import Card, CardPair, MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Mig, Resource, resource_names
 from nodeplug_gpu.health import Condition
 from nodeplug_gpu.ids import whole
@@ -84,6 +84,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "model": card.model,
         "pci": card.pci,
         "numa_node": card.numa_node,
+        "nvlinks": dict(_nvlinks(inventory.snapshot.pairs, card.uuid)),
         "memory_bytes": card.memory or None,
         "used_bytes": telemetry.used if telemetry is not None else None,
         "utilization_percent": utilization.in_percent(telemetry.utilization if telemetry is not None else None),
@@ -112,6 +113,13 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
             if uuid == card.uuid and one.unallocated
         ],
     }
+
+
+def _nvlinks(pairs: Sequence[CardPair], uuid: Uuid) -> Iterator[tuple[Uuid, int]]:
+    """Yield the cards to which a card has NVLinks, with how many."""
+    for pair in pairs:
+        if uuid in {pair.one, pair.other} and pair.links:
+            yield (pair.other if pair.one == uuid else pair.one), pair.links
 
 
 def _limits(tracker: InventoryTracker, entry: Resource, card: Card) -> str:

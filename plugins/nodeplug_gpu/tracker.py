@@ -303,7 +303,7 @@ class InventoryTracker:
                 if (one.resource, one.sharing) == (entry.resource, entry.sharing) and one.card.uuid not in listed
             ]
             listed_members = tuple(self._withheld(entry, self._fitted(entry, members)))
-            pools[entry.resource] = Pool(listed_members, assignment.undivided.get(entry.resource, ()))
+            pools[entry.resource] = Pool(listed_members, assignment.undivided.get(entry.resource, ()), snapshot.pairs)
         return pools
 
     def _fitted(self, entry: Resource, members: Sequence[PoolMember]) -> Sequence[PoolMember]:

@@ -31,6 +31,10 @@ CRASH = 0xDEAD
 GIB = 1 << 30
 
 
+class Link(ctypes.Structure):
+    _fields_ = [("there", U32), ("active", U32), ("end", ctypes.c_char * 32)]
+
+
 class Shares(ctypes.Structure):
     _fields_ = [(name, U32) for name in ("sm", "memory", "encoder", "decoder")]
 
@@ -64,6 +68,8 @@ class CardState(ctypes.Structure):
         *((name, U32) for name in ("minor", "major", "minor_capability", "mig", "parts", "processes")),
         *((name, U64) for name in ("total", "used", "events")),
         ("shares", Shares),
+        *((name, U32) for name in ("node", "padding_of_node")),
+        ("link", Link * 18),
         ("errors", U32 * len(CALLS)),
         ("recovery", Value),
         ("ecc", Value),
@@ -158,6 +164,11 @@ class MockNvml:
         compute = 0xFFFFFFFF if instance == 0xFFFFFFFF else 0
         card.process[card.processes] = Process(pid, kinds, used, instance, compute)
         card.processes += 1
+
+    def link(self, card: Any, end: bytes, *, active: int = 1) -> None:
+        """Give a card one more NVLink, to what has a PCI address."""
+        place = next(number for number, one in enumerate(card.link) if not one.there)
+        card.link[place] = Link(1, active, end)
 
     def sample(self, card: Any, number: int, *shares: int, microseconds: int = 0) -> None:
         """Have a process, by its number on the card, a new sample of its utilisation."""

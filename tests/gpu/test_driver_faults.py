@@ -29,10 +29,11 @@ def lone(nvml: Any) -> Any:
 
 @pytest.fixture
 def divided(nvml: Any) -> Any:
-    """A driver of which every call is used: with MIG, a process, and with a broken event set to free."""
+    """A driver of which every call is used: with MIG, a process, a link, and with a broken event set to free."""
     card = nvml.add_card()
     nvml.add_instance(card)
     nvml.add_process(nvml.state.card[0], 11, 1 << 30)
+    nvml.link(nvml.state.card[0], bytes(nvml.state.card[1].bus))
     return nvml
 
 
@@ -44,7 +45,11 @@ def provoke(nvml: Any, symbol: str) -> None:
         nvml.fail("nvmlDeviceGetMemoryInfo_v2", 13)
     if symbol == "nvmlEventSetFree":
         nvml.fail("nvmlEventSetWait_v2", 999)
-    first = nvml.state.card[0]
+    first, second = nvml.state.card[0], nvml.state.card[1]
+    if symbol == "nvmlDeviceGetNvLinkRemotePciInfo_v2":
+        nvml.link(first, bytes(second.bus))
+    if symbol == "nvmlDeviceGetTopologyCommonAncestor":
+        nvml.state.count = 2
     if symbol in {"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetProcessUtilization"}:
         first.mig = 0
         nvml.add_process(first, 11, 1 << 30)

@@ -242,3 +242,12 @@ def test_stop_may_come_twice_and_without_a_start(simulated: Callable[..., Any]) 
     driver.driver.stop()
     driver.driver.stop()
     assert threading.active_count() < threads
+
+
+def test_cards_of_one_description_have_its_links_between_them(simulated: Callable[..., Any]) -> None:
+    pair = SimulatedCard(count=2, nvlinks=4)
+    snapshot = simulated(pair, pair).running()
+    numbers = {card.uuid: card.index for card in snapshot.cards}
+    links = {(numbers[one.one], numbers[one.other]): one.links for one in snapshot.pairs}
+    assert {two for two, count in links.items() if count == 4} == {(0, 1), (2, 3)}
+    assert len(links) == 6

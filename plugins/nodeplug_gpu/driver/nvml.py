@@ -29,6 +29,8 @@ from nodeplug_gpu.driver.calls import (
     Calls,
     NvmlFailure,
 )
+from nodeplug_gpu.driver.connections import ConnectionReader
+from nodeplug_gpu.driver.texts import bus_of, text
 from nodeplug_gpu.driver.utilization import UtilizationReader
 from nodeplug_gpu.driver.wire import PollResult
 
@@ -45,7 +47,6 @@ _ECC_UNCORRECTED: Final = 4
 _MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """By nvmlValueType_t, the member of nvmlValue_t that holds the value."""
 _UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{4,90}")
-_BUS: Final = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")
 _MPS: Final = "nvmlDeviceGetMPSComputeRunningProcesses"
 _PROCESS_LISTS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses", _MPS)
 
@@ -89,6 +90,7 @@ class Reader:
         self._sysfs = sysfs
         self._warn = warn
         self._warned: set[tuple[str, int]] = set()
+        self._connections = ConnectionReader(calls)
         self._utilization = UtilizationReader(calls, self._tolerate)
         self._known: dict[Uuid, Card] = {}
         self._at: dict[int, Uuid] = {}
@@ -108,6 +110,7 @@ class Reader:
                 with self._calls.about(index, f"card {index}"):
                     self._read_card(index, found)
         self.handles = tuple(found.handles)
+        pairs = self._connections.pairs(self.handles, found.cards)
         self._at = {card.index: card.uuid for card in found.cards}
         self._known = {card.uuid: card for card in found.cards}
         return PollResult(
@@ -120,6 +123,7 @@ class Reader:
             unreadable=tuple(found.unreadable),
             cuda_version=cuda if 0 <= cuda < _MAX_CUDA else 0,
             mig_capable=found.mig_capable,
+            pairs=pairs,
         )
 
     def _count(self) -> int:
@@ -221,11 +225,7 @@ class Reader:
         return total, used
 
     def _pci(self, handle: Handle) -> str:
-        info = self._optional(None, "nvmlDeviceGetPciInfo_v3", handle)
-        try:
-            return "" if info is None else bus_address(text(info.busId))
-        except UnicodeDecodeError:  # pynvml decodes the fields of a structure when they are read
-            return ""
+        return bus_of(self._optional(None, "nvmlDeviceGetPciInfo_v3", handle))
 
     def _fields(self, handle: Handle) -> tuple[int | None, int | None]:
         """Return the recovery action and the uncorrected ECC errors."""
@@ -298,18 +298,6 @@ class Reader:
         if error.code not in MISSING and (symbol, error.code) not in self._warned:
             self._warned.add((symbol, error.code))
             self._warn(str(error))
-
-
-def text(answer: object) -> str:
-    """Return NVML's text, which some versions of pynvml leave as bytes, without anything that cannot be printed."""
-    plain = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
-    return "".join(letter for letter in plain if letter.isprintable()).strip()
-
-
-def bus_address(bus: str) -> str:
-    """Return a PCI address as sysfs has it: `00000000:3B:00.0` is `0000:3b:00.0`; ``""`` for anything else."""
-    match = _BUS.fullmatch(bus)
-    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else ""
 
 
 def numa_node(sysfs: Path, pci: str) -> int | None:

@@ -222,6 +222,7 @@ class NvmlDriver:
                     unreadable=frame.unreadable,
                     cuda_version=frame.cuda_version,
                     mig_capable=frame.mig_capable,
+                    pairs=frame.pairs,
                 )
             )
         elif isinstance(frame, PollResult):

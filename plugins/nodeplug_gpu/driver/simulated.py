@@ -15,19 +15,23 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nodeplug.fields import Quantity
-from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Snapshot, Telemetry, Utilization, Uuid
+from nodeplug_gpu.cards import Card, CardPair, GpuEvent, GpuProcess, MigInstance, Snapshot, Telemetry, Utilization, Uuid
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.publish import Log, Publisher
 
 _PROFILE: Final = re.compile(r"(?:\dc\.)?(\d)g\.(\d{1,4})gb(?:[+-][a-z.]+)?")
 _UUID: Final = re.compile(r"GPU-[0-9A-Za-z-]{4,90}")
 _NAMESPACE: Final = uuid.UUID("6f1c6a4e-5e1e-5c53-9d0a-5a1b8f3c2d10")
+_NODE: Final = 40
+_SYSTEM: Final = 50
+"""NVML_TOPOLOGY_NODE and NVML_TOPOLOGY_SYSTEM."""
 _LOST: Final = (15, "the GPU is lost: it fell off the bus or has become inaccessible (NVML error 15, simulated)")
 
 
@@ -60,6 +64,8 @@ class SimulatedCard(_Strict):
     compute_capability: tuple[Annotated[int, Field(ge=0, le=99)], Annotated[int, Field(ge=0, le=99)]] = Field(
         (9, 0), description="CUDA compute capability, major and minor."
     )
+
+    nvlinks: int = Field(0, ge=0, le=36, description="NVLinks between each two of these cards.")
 
     @model_validator(mode="after")
     def _a_size_is_one(self) -> Self:
@@ -138,6 +144,20 @@ def simulate(descriptions: Sequence[SimulatedCard], node: str = "") -> tuple[Car
     return tuple(cards)
 
 
+def connected(descriptions: Sequence[SimulatedCard], cards: Sequence[Card]) -> tuple[CardPair, ...]:
+    """Return how each two of the cards are connected: those of one description by its links."""
+    groups = [number for number, entry in enumerate(descriptions) for _ in range(entry.count)]
+    return tuple(
+        CardPair(
+            one.uuid,
+            other.uuid,
+            descriptions[groups[one.index]].nvlinks if groups[one.index] == groups[other.index] else 0,
+            _NODE if one.numa_node == other.numa_node else _SYSTEM,
+        )
+        for one, other in combinations(cards, 2)
+    )
+
+
 def _with_mig(card: Card, profiles: Sequence[str]) -> Card:
     """Return a card that is partitioned into MIG instances, or a whole one without any."""
     instances = tuple(
@@ -170,6 +190,7 @@ class SimulatedDriver:
             node: the node's name.
         """
         self._cards = simulate(cards, node)
+        self._pairs = connected(cards, self._cards)
         self._poll = poll
         self._file = faults_file
         self._log = log
@@ -247,6 +268,7 @@ class SimulatedDriver:
             processes=tuple(processes),
             taken=now,
             generation=1,
+            pairs=self._pairs,
         )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from nodeplug_gpu.cards import Card, DriverState, GpuEvent, GpuProcess, Telemetry, Uuid
+from nodeplug_gpu.cards import Card, CardPair, DriverState, GpuEvent, GpuProcess, Telemetry, Uuid
 
 VERSION: Final = 4
 LIMIT: Final = 8 << 20
@@ -39,6 +39,7 @@ class PollResult:
     unreadable: tuple[str, ...] = ()
     cuda_version: int = 0
     mig_capable: bool = False
+    pairs: tuple[CardPair, ...] = ()
 
 
 EVENT_SET_CALLS: Final = frozenset({"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2"})

@@ -11,7 +11,7 @@ from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, Reso
 from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Exclusive, Mig
-from nodeplug_gpu.placement import packed
+from nodeplug_gpu.connected import best_connected
 from nodeplug_gpu.pool import Pool
 
 
@@ -36,9 +36,9 @@ class ExclusiveSharing:
         ]
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
-        """Prefer cards of one NUMA node."""
+        """Prefer cards that are connected best, by NVLink, then by NUMA node and PCIe."""
         nodes = {DeviceId(member.card.uuid): f"node {member.card.numa_node}" for member in pool.members}
-        return packed(request, nodes)
+        return best_connected(request, nodes, pool.pairs)
 
     def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
         """Allocate the cards.

@@ -23,7 +23,7 @@ from nodeplug import (
 )
 from nodeplug.testing import host
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.cards import Card, DriverState, GpuEvent, MigInstance, Snapshot, Telemetry, Uuid
+from nodeplug_gpu.cards import Card, CardPair, DriverState, GpuEvent, MigInstance, Snapshot, Telemetry, Uuid
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.folders import Folders
@@ -44,6 +44,7 @@ class TrackedNode:
         cards: what the driver shows.
         held: what kubelet tells, by resource and pod; None while it tells nothing.
         state: the driver's.
+        pairs: how the cards are connected.
         more: keys of the configuration beside `resources`.
     """
 
@@ -53,6 +54,7 @@ class TrackedNode:
         self.folder, self.cards, self.now, self.more = folder, list(cards), 1000.0, dict(more)
         self.held: dict[str, dict[str, Sequence[str]]] | None = {}
         self.state: DriverState = "running"
+        self.pairs: tuple[CardPair, ...] = ()
         self.configure(resources)
 
     def configure(self, resources: Sequence[Mapping[str, Any]], section: str = "gpu") -> None:
@@ -74,7 +76,7 @@ class TrackedNode:
         telemetry = {card.uuid: Telemetry() for card in cards}
         reason = "" if self.state == "running" else "as the test wants it"
         return self.tracker.update(
-            Snapshot(self.state, reason, cards=cards, telemetry=telemetry, taken=self.now), events
+            Snapshot(self.state, reason, cards=cards, telemetry=telemetry, taken=self.now, pairs=self.pairs), events
         )
 
     def _have_mps(self, cards: Collection[Card]) -> None:

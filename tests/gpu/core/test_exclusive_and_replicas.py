@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from nodeplug import InvalidRequest, NotFound, NotReady
+from nodeplug import DeviceId, DevicePrefer, InvalidRequest, NotFound, NotReady, ResourceName
+from nodeplug_gpu import report
+from nodeplug_gpu.cards import CardPair, Uuid
 from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.overuse import OveruseWatch
 
 WHOLE, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 Make = Callable[..., Any]
@@ -81,3 +84,17 @@ def test_held_shares_stay_listed_when_there_are_fewer(make_node: Make, card: Mak
         share(0, 1): "",
         share(0, 3): "its card has fewer units now",
     }
+
+
+def test_cards_with_links_between_them_are_preferred_and_the_document_tells_the_links(
+    make_node: Make, card: Make
+) -> None:
+    node = make_node([EXCLUSIVE], [card(number, numa_node=number // 2) for number in range(4)])
+    node.pairs = (CardPair(Uuid("GPU-1"), Uuid("GPU-2"), 4, 50), CardPair(Uuid("GPU-0"), Uuid("GPU-1"), 0, 10))
+    node.update()
+    sharing, pool = node.tracker.inventory.advertised(node.tracker.entry_of(WHOLE), WHOLE)
+    available = tuple(DeviceId(f"GPU-{number}") for number in range(4))
+    asked = DevicePrefer(resource=ResourceName(WHOLE), available=available, must_include=(), size=2)
+    assert sorted(sharing.prefer(asked, pool)) == ["GPU-1", "GPU-2"]
+    told = report.document(node.config, node.tracker, OveruseWatch({}, node.host))["cards"]
+    assert [one["nvlinks"] for one in told] == [{}, {"GPU-2": 4}, {"GPU-1": 4}, {}]

@@ -17,7 +17,7 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-enum { CARDS = 64, PARTS = 8, PROCESSES = 16, EVENTS = 64, CRASH = 0xdead, HANG = 0xbeef };
+enum { CARDS = 64, PARTS = 8, PROCESSES = 16, LINKS = 18, EVENTS = 64, CRASH = 0xdead, HANG = 0xbeef };
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10 };
 
 #define SYMBOLS(X) \
@@ -30,12 +30,14 @@ enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, TOO_SMALL = 7, TIM
     X(nvmlDeviceGetAttributes_v2) X(nvmlDeviceGetComputeRunningProcesses_v3) \
     X(nvmlDeviceGetComputeRunningProcesses_v2) X(nvmlDeviceGetGraphicsRunningProcesses_v3) \
     X(nvmlDeviceGetGraphicsRunningProcesses_v2) X(nvmlDeviceGetMPSComputeRunningProcesses_v3) \
-    X(nvmlDeviceGetMPSComputeRunningProcesses_v2) X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetProcessUtilization) \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v2) X(nvmlDeviceGetNvLinkState) \
+    X(nvmlDeviceGetNvLinkRemotePciInfo_v2) X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetProcessUtilization) \
     X(nvmlDeviceGetSupportedEventTypes) X(nvmlDeviceRegisterEvents) \
     X(nvmlEventSetCreate) X(nvmlEventSetFree) X(nvmlEventSetWait_v2)
 #define NUMBER(name) CALL_##name,
 enum { SYMBOLS(NUMBER) CALLS };
 
+struct link { u32 there, active; char end[32]; };
 struct shares { u32 sm, memory, encoder, decoder; };
 struct process { u32 pid, kinds; u64 used; u32 gpu_instance, compute_instance; struct shares shares; u64 sampled; };
 struct part { char uuid[96], name[96]; u32 gpu_instance, compute_instance, slices, compute_slices, ofa, used; u64 megabytes; };
@@ -45,6 +47,8 @@ struct card {
     u32 minor, major, minor_capability, mig, parts, processes;
     u64 total, used, events;
     struct shares shares;
+    u32 node, padding;
+    struct link link[LINKS];
     u32 errors[CALLS];  /* for this card alone, before those of `struct state` */
     struct value recovery, ecc;
     struct part part[PARTS];
@@ -253,6 +257,23 @@ LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, 2)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, 4)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, 4)
 
+u32 nvmlDeviceGetNvLinkState(struct card *card, u32 link, u32 *active) {
+    ENTER(nvmlDeviceGetNvLinkState, card);
+    if (link >= LINKS || !card->link[link].there) return INVALID;
+    *active = card->link[link].active;
+    return OK;
+}
+u32 nvmlDeviceGetNvLinkRemotePciInfo_v2(struct card *card, u32 link, struct pci *pci) {
+    ENTER(nvmlDeviceGetNvLinkRemotePciInfo_v2, card);
+    if (link >= LINKS || !card->link[link].there) return INVALID;
+    memcpy(pci->text, card->link[link].end, sizeof pci->text);
+    return OK;
+}
+u32 nvmlDeviceGetTopologyCommonAncestor(struct card *one, struct card *other, u32 *level) {
+    ENTER(nvmlDeviceGetTopologyCommonAncestor, one);
+    *level = one->node == other->node ? 10 : 50;
+    return OK;
+}
 struct rates { u32 gpu, memory; };
 u32 nvmlDeviceGetUtilizationRates(struct card *card, struct rates *rates) {
     ENTER(nvmlDeviceGetUtilizationRates, card);
