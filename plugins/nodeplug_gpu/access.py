@@ -1,6 +1,6 @@
 """How a container gets access to its cards.
 
-Owns: NVIDIA_VISIBLE_DEVICES, the device nodes, and the CDI names of an allocation.
+Owns: NVIDIA_VISIBLE_DEVICES and what stands for it, the device nodes, and the CDI names of an allocation.
 Refuses: which cards, and the CDI spec (`cdi` writes it).
 """
 
@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeplug import DeviceNode, Grant, NotReady
+from nodeplug import DeviceMount, DeviceNode, Grant, NotReady
 from nodeplug_gpu.cards import Card, MigInstance
 from nodeplug_gpu.config import Access
 
 VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
+LIST_FOLDER: Final = "/var/run/nvidia-container-devices"
+"""Where NVIDIA's runtime looks for names of devices; the variable, by that value, says that there is a list."""
 CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 _REQUIRED: Final = "nvidiactl"
 _ANNOTATION: Final = "cdi.k8s.io/"
@@ -74,17 +76,26 @@ def grant(access: Access, gpus: Sequence[GpuDevice], paths: NodePaths) -> Grant:
     Raises:
         NotReady: a device node that the container needs is missing.
     """
-    env: dict[str, str] = {}
-    if access.visible_devices == "uuid":
-        env[VISIBLE] = ",".join(gpu.uuid for gpu in gpus)
-    elif access.visible_devices == "index":
-        env[VISIBLE] = ",".join(gpu.index for gpu in gpus)
+    visible = _visible(access, gpus)
     nodes = device_nodes(gpus, paths) if access.device_nodes else ()
     names = tuple(f"{access.cdi_kind}={gpu.uuid}" for gpu in gpus)
     annotations = {}
     if access.cdi == "annotation":
         annotations = {annotation_key(access.cdi_kind, names): ",".join(names)}
-    return Grant(env=env, nodes=nodes, annotations=annotations, cdi=names if access.cdi == "field" else ())
+    return Grant.merged(
+        [visible, Grant(nodes=nodes, annotations=annotations, cdi=names if access.cdi == "field" else ())]
+    )
+
+
+def _visible(access: Access, gpus: Sequence[GpuDevice]) -> Grant:
+    """Return what tells NVIDIA's runtime the cards: a variable, or /dev/null mounted once for each."""
+    if access.visible_devices == "none":
+        return Grant()
+    names = [gpu.uuid if access.visible_devices == "uuid" else gpu.index for gpu in gpus]
+    if access.device_list == "envvar":
+        return Grant(env={VISIBLE: ",".join(names)})
+    mounts = tuple(DeviceMount("/dev/null", f"{LIST_FOLDER}/{name}") for name in names)
+    return Grant(env={VISIBLE: LIST_FOLDER}, mounts=mounts)
 
 
 def cdi_names(granted: Grant) -> Iterator[tuple[str, str]]:

@@ -134,6 +134,11 @@ class Access(_Model):
     visible_devices: Literal["uuid", "index", "none"] = Field(
         "uuid", description="What NVIDIA_VISIBLE_DEVICES names cards by; `index` is what gpushare wrote."
     )
+    device_list: Literal["envvar", "volume-mounts"] = Field(
+        "envvar",
+        description="Where NVIDIA's runtime finds these names: in the variable, or as mounts below "
+        "/var/run/nvidia-container-devices, which no image brings along.",
+    )
     device_nodes: bool = Field(
         False, description="Pass /dev/nvidia* to the container; for runtimes without NVIDIA's hook."
     )
@@ -149,6 +154,15 @@ class Access(_Model):
         "while a spec in /etc/cdi or `cdi_folder` has its UUID.",
     )
     cdi_folder: Path = Field(Path("/var/run/cdi"), description="Where the spec is written.")
+
+    @model_validator(mode="after")
+    def _mounts_have_names(self) -> Self:
+        if self.device_list == "volume-mounts" and self.visible_devices == "none":
+            raise ValueError(
+                '`device_list = "volume-mounts"` names cards by mounts, and `visible_devices = "none"` names none; '
+                'choose "uuid" or "index"'
+            )
+        return self
 
 
 class _Resource(_Model):

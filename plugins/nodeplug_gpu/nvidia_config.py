@@ -234,10 +234,12 @@ def _words(text: str) -> set[str]:
 def _access(flags: PluginFlags, notes: _Notes) -> dict[str, Any]:
     ways = flags.device_list_strategy
     found: dict[str, Any] = {}
-    if "envvar" not in ways:
+    if not {"envvar", "volume-mounts"} & {*ways}:
         found["visible_devices"] = "none"
     elif flags.device_id_strategy == "index":
         found["visible_devices"] = "index"
+    if "volume-mounts" in ways:
+        found["device_list"] = "volume-mounts"
     if flags.pass_device_specs:
         found["device_nodes"] = True
     if "cdi-cri" in ways:
@@ -245,7 +247,8 @@ def _access(flags: PluginFlags, notes: _Notes) -> dict[str, Any]:
     elif "cdi-annotations" in ways:
         found["cdi"] = "annotation"
     key = "flags.plugin.deviceListStrategy"
-    notes.add(key, "`volume-mounts` is not here; cards are named by variable or by CDI", when="volume-mounts" in ways)
+    both = {"envvar", "volume-mounts"} <= {*ways}
+    notes.add(key, "of `envvar` and `volume-mounts` the mounts are taken; the variable names their folder", when=both)
     notes.add(
         key,
         "of both CDI ways, kubelet's field is taken: 1.29 and later",

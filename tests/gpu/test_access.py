@@ -1,5 +1,7 @@
 """How a container gets at its cards: variables, nodes, and CDI names."""
 
+from typing import Literal
+
 import pytest
 
 from nodeplug import NotReady
@@ -33,6 +35,19 @@ def test_an_instance_is_named_by_its_own_uuid(paths: NodePaths) -> None:
 
 def test_the_variable_can_be_left_out(paths: NodePaths) -> None:
     assert grant(Access(visible_devices="none"), [GpuDevice(CARD)], paths).env == {}
+
+
+@pytest.mark.parametrize(("by", "names"), [("uuid", ["GPU-1", "MIG-1"]), ("index", ["0", "1:0"])])
+def test_a_list_by_mounts_has_devnull_for_each_device_and_the_folder_in_the_variable(
+    paths: NodePaths, by: Literal["uuid", "index"], names: list[str]
+) -> None:
+    access = Access(device_list="volume-mounts", visible_devices=by)
+    given = grant(access, [GpuDevice(CARD), GpuDevice(SPLIT, INSTANCE)], paths)
+    folder = "/var/run/nvidia-container-devices"
+    assert given.env == {"NVIDIA_VISIBLE_DEVICES": folder}
+    assert [(one.host_path, one.container_path) for one in given.mounts] == [
+        ("/dev/null", f"{folder}/{name}") for name in names
+    ]
 
 
 def test_nodes_are_those_of_the_minor_and_the_control_nodes_that_exist(paths: NodePaths) -> None:

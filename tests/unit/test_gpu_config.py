@@ -92,6 +92,7 @@ def test_good_entries_are_taken(entry: dict[str, Any]) -> None:
         (MEMORY | {"access": {"cdi": "yes"}}, "cdi"),
         (MEMORY | {"access": {"cdi_kind": "gpu"}}, "cdi_kind"),
         (MEMORY | {"access": {"visible_devices": "all"}}, "visible_devices"),
+        (MEMORY | {"access": {"visible_devices": "none", "device_list": "volume-mounts"}}, "names none"),
         (MEMORY | {"cards": {"index": [-1]}}, "index"),
         (MEMORY | {"cards": {"pci": ["3b"]}}, "must be a PCI address such as 0000:3b:00.0"),
         (MEMORY | {"cards": {"pci": ["0000:xx:00.0"]}}, "must be a PCI address"),

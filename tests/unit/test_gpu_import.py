@@ -62,6 +62,11 @@ def test_mps_refuses_more_than_one_unless_it_is_said() -> None:
         ({"deviceListStrategy": "cdi-cri"}, {"visible_devices": "none", "cdi": "field"}),
         ({"deviceListStrategy": ["envvar", "cdi-annotations"]}, {"cdi": "annotation"}),
         ({"deviceListStrategy": "envvar,cdi-cri"}, {"cdi": "field"}),
+        ({"deviceListStrategy": "volume-mounts"}, {"device_list": "volume-mounts"}),
+        (
+            {"deviceListStrategy": ["volume-mounts", "cdi-cri"], "deviceIDStrategy": "index"},
+            {"visible_devices": "index", "device_list": "volume-mounts", "cdi": "field"},
+        ),
     ],
 )
 def test_flags_of_the_plugin_say_how_containers_get_their_cards(flags: Any, access: Any) -> None:
@@ -154,7 +159,10 @@ def test_health_checks_that_are_switched_off_and_on(off: str, on: str, health: A
         ({"flags": {"failOnInitError": True}}, "flags.failOnInitError: the daemon goes on without a driver"),
         ({"flags": {"gdsEnabled": True}}, "flags.gdsEnabled: these devices are not passed"),
         ({"flags": {"gfd": {"oneshot": False}}}, "flags.gfd: with a section"),
-        ({"flags": {"plugin": {"deviceListStrategy": "volume-mounts"}}}, "flags.plugin.deviceListStrategy: `volume"),
+        (
+            {"flags": {"plugin": {"deviceListStrategy": "envvar,volume-mounts"}}},
+            "flags.plugin.deviceListStrategy: of `envvar` and `volume-mounts` the mounts",
+        ),
         ({"imex": {"channelIDs": [0]}}, "imex: IMEX channels"),
         (
             {"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": [0]}]}}},
