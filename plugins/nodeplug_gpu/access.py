@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug import DeviceMount, DeviceNode, Grant, NotReady
+from nodeplug_gpu.beside import beside
 from nodeplug_gpu.cards import Card, MigInstance
 from nodeplug_gpu.config import Access
 
@@ -55,6 +56,7 @@ class NodePaths:
         cdi: where runtimes look for CDI specs, the folder that overrides the other last.
         node: the node's own root as it is seen here, in a pod perhaps.
         programs: whether what is below that root are the node's programs, and not those of an image.
+        host_dev: the node's device nodes, where they are not the driver's.
     """
 
     dev: Path = field(default=Path("/dev"))
@@ -64,6 +66,7 @@ class NodePaths:
     cdi: tuple[Path, ...] = (Path("/etc/cdi"), Path("/var/run/cdi"))
     node: Path = Path("/")
     programs: bool = True
+    host_dev: Path = Path("/dev")
 
     def on_node(self, path: Path) -> str:
         """Return a path as the node has it: kubelet and the runtime go by that."""
@@ -82,9 +85,8 @@ def grant(access: Access, gpus: Sequence[GpuDevice], paths: NodePaths) -> Grant:
     annotations = {}
     if access.cdi == "annotation":
         annotations = {annotation_key(access.cdi_kind, names): ",".join(names)}
-    return Grant.merged(
-        [visible, Grant(nodes=nodes, annotations=annotations, cdi=names if access.cdi == "field" else ())]
-    )
+    named = Grant(nodes=nodes, annotations=annotations, cdi=names if access.cdi == "field" else ())
+    return Grant.merged([visible, named, beside(access, paths)])
 
 
 def _visible(access: Access, gpus: Sequence[GpuDevice]) -> Grant:

@@ -52,6 +52,7 @@ def _absolute(path: Path) -> Path:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 PciAddress = Annotated[str, AfterValidator(_pci)]
 _MaybeResource = Annotated[ExtendedResource, WrapValidator(lambda name, check: check(name) if name else "")]
+Beside = Literal["gdrcopy", "gds", "mofed"]
 Withhold = Literal["after-refusal", "always", "never"]
 _CDI_KIND = r"^[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"
 """As parsers of CDI check it (pkg/parser of its reference implementation)."""
@@ -141,6 +142,17 @@ class Access(_Model):
     )
     device_nodes: bool = Field(
         False, description="Pass /dev/nvidia* to the container; for runtimes without NVIDIA's hook."
+    )
+    beside: tuple[Beside, ...] = Field(
+        (),
+        description="Pass device nodes beside those of cards, where the node has them: `gdrcopy` /dev/gdrdrv; `gds` "
+        "/dev/nvidia-fs*; `mofed` /dev/infiniband/uverbs* and rdma_cm.",
+    )
+    imex_channels: tuple[Annotated[int, Field(ge=0, le=2047)], ...] = Field(
+        (), description="Pass these IMEX channels, /dev/nvidia-caps-imex-channels/channelN, where the node has them."
+    )
+    imex_required: bool = Field(
+        False, description="Refuse an allocation while a channel of `imex_channels` is missing."
     )
     cdi: Literal["none", "field", "annotation"] = Field(
         "none", description="Name CDI devices in kubelet's field (1.29 and later) or in the annotation for older ones."

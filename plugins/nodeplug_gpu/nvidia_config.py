@@ -129,6 +129,13 @@ class Sharing(_Model):
     mps: Replicated | None = None
 
 
+class Imex(_Model):
+    """`imex`."""
+
+    channel_ids: list[int] = Field([], validation_alias="channelIDs")
+    required: bool = False
+
+
 class NvidiaConfig(_Model):
     """The file."""
 
@@ -136,7 +143,7 @@ class NvidiaConfig(_Model):
     flags: Flags = Flags()
     resources: Resources = Resources()
     sharing: Sharing = Sharing()
-    imex: dict[str, Any] = {}
+    imex: Imex = Imex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +212,7 @@ def translate(document: Mapping[str, Any], environment: Mapping[str, str]) -> Tr
         config["cdi_hook"] = read.flags.plugin.nvidia_ctk_path
     if health := _health(environment, notes):
         config["health"] = health
-    access = _access(read.flags.plugin, notes)
+    access = {**_access(read.flags.plugin, notes), **_beside(read)}
     config["resources"] = [{**one, **({"access": access} if access else {})} for one in _entries(read, notes)]
     _say_what_is_not_here(read, notes)
     return Translation(config, sorted(notes.found))
@@ -254,6 +261,15 @@ def _access(flags: PluginFlags, notes: _Notes) -> dict[str, Any]:
         "of both CDI ways, kubelet's field is taken: 1.29 and later",
         when={"cdi-cri", "cdi-annotations"} <= {*ways},
     )
+    return found
+
+
+def _beside(read: NvidiaConfig) -> dict[str, Any]:
+    flags, imex = read.flags, read.imex
+    asked = {"gdrcopy": flags.gdrcopy_enabled, "gds": flags.gds_enabled, "mofed": flags.mofed_enabled}
+    found: dict[str, Any] = {"beside": names} if (names := [name for name, on in asked.items() if on]) else {}
+    if imex.channel_ids:
+        found |= {"imex_channels": imex.channel_ids, **({"imex_required": True} if imex.required else {})}
     return found
 
 
@@ -368,12 +384,6 @@ def _say_what_is_not_here(read: NvidiaConfig, notes: _Notes) -> None:
         when=flags.fail_on_init_error is not None,
     )
     notes.add("flags.mpsRoot", "the MPS daemons' folders are below the daemon's own", when=flags.mps_root is not None)
-    for key, asked in (
-        ("gdrcopyEnabled", flags.gdrcopy_enabled),
-        ("gdsEnabled", flags.gds_enabled),
-        ("mofedEnabled", flags.mofed_enabled),
-    ):
-        notes.add(f"flags.{key}", "these devices are not passed to containers here", when=asked)
     notes.add("flags.deviceDiscoveryStrategy", "NVML alone is asked", when=flags.device_discovery_strategy == "tegra")
     notes.add("flags.plugin.cdiAnnotationPrefix", "it is cdi.k8s.io/", when=plugin.cdi_annotation_prefix is not None)
     notes.add(
@@ -386,4 +396,3 @@ def _say_what_is_not_here(read: NvidiaConfig, notes: _Notes) -> None:
         "with a section [cluster] the labels are written to the Node itself (docs/node-in-the-api.md)",
         when=bool(flags.gfd) or bool(flags.use_node_feature_api),
     )
-    notes.add("imex", "IMEX channels are not passed to containers here", when=bool(read.imex.get("channelIDs")))

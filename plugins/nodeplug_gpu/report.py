@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
-from nodeplug_gpu import utilization
+from nodeplug_gpu import beside, utilization
 from nodeplug_gpu.allocations import Allocation, Container
 from nodeplug_gpu.cards import Card, CardPair, MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Mig, Resource, resource_names
@@ -233,6 +233,7 @@ def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str
     allocated = sum(len(one.ids) for one in inventory.allocations if one.resource == name) + pending
     counts = name != entry.resource and isinstance(entry, Memory)
     notes = [f"only counts the cards; ask for {entry.resource}"] if counts else []
+    notes += beside.missing(entry.access, tracker.paths) if not counts else []
     if withheld := 0 if counts else sum(len(one.withheld) for one in inventory.members_of(entry.resource)):
         notes.append(f"{withheld} free units are withheld: with those of another card no container could use them")
     if isinstance(sharing, MemorySharing) and not counts:

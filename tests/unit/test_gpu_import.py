@@ -73,6 +73,17 @@ def test_flags_of_the_plugin_say_how_containers_get_their_cards(flags: Any, acce
     assert only(read({"flags": {"plugin": flags}}))["access"] == access
 
 
+def test_what_containers_get_beside_cards() -> None:
+    flags = {"gdrcopyEnabled": True, "mofedEnabled": True}
+    imex = {"channelIDs": [0], "required": True}
+    access = only(read({"flags": flags, "imex": imex}))["access"]
+    assert access == {"beside": ["gdrcopy", "mofed"], "imex_channels": [0], "imex_required": True}
+    assert only(read({"imex": {"channelIDs": [0]}}, GDS_ENABLED="true"))["access"] == {
+        "beside": ["gds"],
+        "imex_channels": [0],
+    }
+
+
 def test_strategies_of_mig() -> None:
     found = only(read({"flags": {"migStrategy": "single"}}))
     assert found == {"sharing": "mig", "strategy": "single", "resource": "nvidia.com/gpu"}
@@ -157,13 +168,11 @@ def test_health_checks_that_are_switched_off_and_on(off: str, on: str, health: A
     ("document", "note"),
     [
         ({"flags": {"failOnInitError": True}}, "flags.failOnInitError: the daemon goes on without a driver"),
-        ({"flags": {"gdsEnabled": True}}, "flags.gdsEnabled: these devices are not passed"),
         ({"flags": {"gfd": {"oneshot": False}}}, "flags.gfd: with a section"),
         (
             {"flags": {"plugin": {"deviceListStrategy": "envvar,volume-mounts"}}},
             "flags.plugin.deviceListStrategy: of `envvar` and `volume-mounts` the mounts",
         ),
-        ({"imex": {"channelIDs": [0]}}, "imex: IMEX channels"),
         (
             {"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": [0]}]}}},
             "sharing.timeSlicing: `devices` of nvidia.com/gpu is passed over",

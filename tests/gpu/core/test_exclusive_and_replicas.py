@@ -98,3 +98,11 @@ def test_cards_with_links_between_them_are_preferred_and_the_document_tells_the_
     assert sorted(sharing.prefer(asked, pool)) == ["GPU-1", "GPU-2"]
     told = report.document(node.config, node.tracker, OveruseWatch({}, node.host))["cards"]
     assert [one["nvlinks"] for one in told] == [{}, {"GPU-2": 4}, {"GPU-1": 4}, {}]
+
+
+def test_what_a_node_does_not_have_beside_its_cards_is_a_note_of_the_resource(make_node: Make, card: Make) -> None:
+    node = make_node([EXCLUSIVE | {"access": {"imex_channels": [2047]}}], [card(0)])
+    (told,) = report.document(node.config, node.tracker, OveruseWatch({}, node.host))["resources"]
+    assert told["notes"] == [
+        "containers get no IMEX channel 2047: the node has no /dev/nvidia-caps-imex-channels/channel2047"
+    ]
