@@ -34,6 +34,14 @@ def test_bridges_are_counted_by_their_active_links(three: Any, watch: Watch) -> 
     assert [pair.distance for pair in snapshot.pairs] == [10, 50, 50]
 
 
+def test_a_number_without_a_link_does_not_end_the_count(three: Any, watch: Watch) -> None:
+    first, second = three.state.card[0], three.state.card[1]
+    for _ in range(3):
+        three.link(first, bytes(second.bus))
+    first.link[1].there = 0
+    assert links(watch(three).running())[0, 1] == 2
+
+
 def test_cards_on_the_same_switches_are_connected_by_the_fewer_links(three: Any, watch: Watch) -> None:
     for card, count in zip(three.state.card, (3, 2, 0), strict=False):
         for switch in SWITCHES:
@@ -52,8 +60,9 @@ def test_a_driver_without_nvlink_has_cards_without_links(three: Any, watch: Watc
 def test_links_are_asked_for_once_and_again_when_there_are_other_cards(three: Any, watch: Watch) -> None:
     watched = watch(three)
     first = watched.running()
+    asked = three.calls("nvmlDeviceGetNvLinkState")
     watched.until(lambda snapshot: snapshot.taken > first.taken + 0.2)
-    assert three.calls("nvmlDeviceGetNvLinkState") == 3
+    assert asked == three.calls("nvmlDeviceGetNvLinkState") > 0
     three.state.count = 2
     watched.until(lambda snapshot: len(snapshot.pairs) == 1)
 

@@ -59,9 +59,8 @@ class ConnectionReader:
         ends = Counter[str]()
         with self._calls.about(index, uuid):
             for link in range(_MAX_LINKS):
+                # Which numbers a card has is not told: some are missing in between.
                 active = self._ask("nvmlDeviceGetNvLinkState", handle, link)
-                if active is None:  # there are no more links, or none at all
-                    break
                 if active == 1 and (end := bus_of(self._ask("nvmlDeviceGetNvLinkRemotePciInfo_v2", handle, link))):
                     ends[end] += 1
         return ends
