@@ -246,3 +246,12 @@ def test_an_instance_that_one_container_has_is_not_shared_before_it_is_released(
     node.held = {}
     node.wait()
     assert node.listed(MIG) == {"MIG-0-a0::0": "", "MIG-0-a0::1": ""}
+
+
+def test_replicas_that_nvidias_plugin_has_allocated_are_known(make_node: Make, divided: Make) -> None:
+    node = make_node([{"sharing": "exclusive", "resource": "nvidia.com/whole"}], [divided(0, SMALL)])
+    node.held = {MIG: {"pod": ["MIG-0-a0::1"]}}
+    node.configure([SINGLE | {"replicas": 2}])
+    assert node.listed(MIG) == {"MIG-0-a0::0": "", "MIG-0-a0::1": ""}
+    (told,) = report.document(node.config, node.tracker, OveruseWatch({}, node.host))["cards"]
+    assert told["instances"][0]["containers"] == ["default/pod/main"]
