@@ -232,6 +232,7 @@ def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str
     pending = tracker.allocations.pending_of(name)
     allocated = sum(len(one.ids) for one in inventory.allocations if one.resource == name) + pending
     counts = name != entry.resource and isinstance(entry, Memory)
+    whole_instances = isinstance(entry, Mig) and not entry.replicas_in_words
     notes = [f"only counts the cards; ask for {entry.resource}"] if counts else []
     notes += beside.missing(entry.access, tracker.paths) if not counts else []
     if withheld := 0 if counts else sum(len(one.withheld) for one in inventory.members_of(entry.resource)):
@@ -244,7 +245,7 @@ def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str
         "resource": name,
         "sharing": entry.sharing,
         "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) and not counts else None,
-        "policy": None if counts else getattr(entry, "policy", None),
+        "policy": None if counts or whole_instances else getattr(entry, "policy", None),
         "devices": len(devices),
         "healthy": sum(device.healthy for device in devices),
         "withheld": withheld,

@@ -198,6 +198,7 @@ def test_mixed_has_the_names_of_nvidias_plugin_by_default(make_node: Make, divid
     assert listed == {"1g.10gb": ["MIG-0-a0"], "1g.10gb.me": ["MIG-0-a1"], "3g.40gb": ["MIG-0-a2"]}
     told = report.document(node.config, node.tracker, OveruseWatch({}, node.host))
     assert [one["resource"] for one in told["resources"]] == [f"nvidia.com/mig-{name}" for name in listed]
+    assert {one["policy"] for one in told["resources"]} == {None}
 
 
 def test_profiles_are_named_by_patterns_and_the_first_one_holds(make_node: Make, divided: Make) -> None:
