@@ -136,12 +136,16 @@ class Churn:
 
     @property
     def waiting(self) -> dict[str, str]:
-        """Why pods wait that no node has yet."""
+        """What is known of the pods that are there: why no node has them yet, or where they are."""
         told = {}
         for one in filter(None, self._pods.values()):
-            if not one["spec"].get("nodeName"):
-                conditions = one["status"].get("conditions") or []
-                told[one["metadata"]["name"]] = " ".join(str(it.get("message")) for it in conditions)
+            about, node, phase = one["metadata"], one["spec"].get("nodeName"), one["status"].get("phase")
+            conditions = one["status"].get("conditions") or []
+            why = " ".join(str(it.get("message")) for it in conditions)
+            where = (
+                f"{phase} on {node}, deleted {about.get('deletionTimestamp')}, version {about.get('resourceVersion')}"
+            )
+            told[f"{about['name']} {about['uid']}"] = where if node else why
         return told
 
     # --- their shapes

@@ -182,6 +182,7 @@ class HollowNode:
         self.core.remove(pod["metadata"]["name"])
         self._dirty = True
         if pod["metadata"].get("deletionTimestamp"):
+            del self._known[pod["metadata"]["name"]]  # it is let go once: see there
             self.fleet.soon(self.fleet.let_go(pod))
 
     # --- the daemon
@@ -241,12 +242,17 @@ class Fleet:
             await self.client.patch(PODS, pod["metadata"]["name"], about, "default", "status")
 
     async def let_go(self, pod: Object) -> None:
-        """Delete a pod that has ended, as only its kubelet may: at once."""
+        """Delete a pod that has ended, as only its kubelet may: at once.
+
+        Never write its status after that. The server takes a write to what is to go at once for its deletion, and
+        deletes what has its name by then, whatever its UID is (apiserver, registry.Store.deleteWithoutFinalizers).
+        """
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-        with suppress(*_GONE):  # it is told of each change until the end
-            about = {"metadata": {"uid": uid}, "status": {"phase": "Succeeded"}}
+        about = {"metadata": {"uid": uid}, "status": {"phase": "Succeeded"}}
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+        with suppress(*_GONE):
             await self.client.patch(PODS, name, about, "default", "status")
-            options = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+        with suppress(*_GONE):
             await self.client._object(Asked("delete", PODS, "default", name), body=options)
 
     async def follow(self) -> None:
