@@ -165,6 +165,8 @@ class Snapshot:
         cuda_version: 1000 times the major and 10 times the minor version of CUDA that the driver has; 0 if unknown.
         mig_capable: some card has a MIG mode, on or off.
         pairs: how cards are connected; empty unless running.
+        limits: by card: why the driver cannot limit the memory that a cgroup has of it; empty where it can. No card is
+            in it before that is known, and where nobody wants to know.
         taken: when, on the monotonic clock.
         generation: counts the starts of the driver process: a change means that the driver was loaded again.
     """
@@ -181,6 +183,7 @@ class Snapshot:
     cuda_version: int = 0
     mig_capable: bool = False
     pairs: tuple[CardPair, ...] = ()
+    limits: Mapping[Uuid, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ import ctypes
 import logging
 import mmap
 import os
+import secrets
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,10 @@ class CardState(ctypes.Structure):
     ]
 
 
+class Limit(ctypes.Structure):
+    _fields_ = [("cgroup", ctypes.c_char * 512), ("card", U32), ("padding", U32), ("soft", U64), ("hard", U64)]
+
+
 class Event(ctypes.Structure):
     _fields_ = [
         *((name, U32) for name in ("card", "gpu_instance", "compute_instance", "padding")),
@@ -92,6 +98,8 @@ class State(ctypes.Structure):
         ("version", ctypes.c_char * 80),
         *((name, U32 * len(CALLS)) for name in ("errors", "hangs", "calls")),
         ("event", Event * 64),
+        *((name, U32) for name in ("limits", "no_root", "rounding", "padding")),
+        ("limit", Limit * 32),
         ("card", CardState * 65),
     ]
 
@@ -184,6 +192,11 @@ class MockNvml:
 
     def calls(self, symbol: str) -> int:
         return int(self.state.calls[CALLS.index(symbol)])
+
+    def limits(self) -> dict[str, tuple[int, int, int]]:
+        """Card, soft and hard limit by the folder of each cgroup that has one."""
+        found = [self.state.limit[index] for index in range(self.state.limits)]
+        return {one.cgroup.decode(): (one.card, one.soft, one.hard) for one in found}
 
     def event(self, card: int, kind: int, data: int = 0, instance: int = 0xFFFFFFFF) -> None:
         compute = 0xFFFFFFFF if instance == 0xFFFFFFFF else 0
@@ -309,10 +322,46 @@ def follow() -> Iterator[Callable[[Driver], Watched]]:
 def watch(follow: Callable[[Driver], Watched], log: logging.LoggerAdapter[logging.Logger]) -> Callable[..., Watched]:
     """Start an NVML driver on a mock or machine."""
 
-    def begin(place: Any, *, poll: float = 0.05, hang_after: float = 2.0, retry_after: float = 60.0) -> Watched:
-        return follow(NvmlDriver(place.root, poll, hang_after, log, sysfs=place.sysfs, retry_after=retry_after))
+    def begin(
+        place: Any,
+        *,
+        poll: float = 0.05,
+        hang_after: float = 2.0,
+        retry_after: float = 60.0,
+        cgroups: Path | None = None,
+    ) -> Watched:
+        options = {"sysfs": place.sysfs, "retry_after": retry_after, "cgroups": cgroups}
+        return follow(NvmlDriver(place.root, poll, hang_after, log, **options))
 
     return begin
+
+
+@dataclass
+class Cgroups:
+    """A real tree of cgroup v2, and folders in it that are removed after the test."""
+
+    root: Path
+    made: list[Path] = field(default_factory=list)
+
+    def make(self) -> Path:
+        """Make a cgroup without processes."""
+        self.made.append(self.root / f"nodeplug-limits-{secrets.token_hex(4)}")
+        self.made[-1].mkdir()
+        return self.made[-1]
+
+
+@pytest.fixture
+def cgroups() -> Iterator[Cgroups]:
+    """The tree of this machine: as its only one, or beside those of v1."""
+    places = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+    root = next((one for one in places if (one / "cgroup.controllers").exists()), None)
+    if root is None or os.geteuid() != 0:
+        pytest.skip("needs root and a cgroup v2 tree")
+    found = Cgroups(root)
+    yield found
+    for one in found.made:
+        with suppress(FileNotFoundError):
+            one.rmdir()
 
 
 @pytest.fixture

@@ -53,6 +53,8 @@ SYMBOLS: Final[Mapping[str, str]] = MappingProxyType(
         "nvmlEventSetCreate": "nvmlEventSetCreate",
         "nvmlEventSetFree": "nvmlEventSetFree",
         "nvmlEventSetWait_v2": "nvmlEventSetWait_v2",
+        "nvmlDeviceSetMemoryLimits_v1": "nvmlDeviceSetMemoryLimits_v1",
+        "nvmlDeviceGetMemoryLimits_v1": "nvmlDeviceGetMemoryLimits_v1",
     }
 )
 """By symbol of the library that is used, the function of pynvml that calls it."""

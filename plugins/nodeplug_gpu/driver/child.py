@@ -1,17 +1,19 @@
 """The driver process: `python -m nodeplug_gpu.driver.child SETTINGS`, SETTINGS being a JSON object.
 
-Owns: three threads. The main one sends heartbeats and reads commands, one polls the cards, one waits for events. A call
-that never returns blocks its own thread alone: heartbeats go on and name the call, and the daemon kills the process.
+Owns: three threads, and a fourth where limits are set. The main one sends heartbeats and reads commands, one polls the
+cards, one waits for events. A call that never returns blocks its own thread alone: heartbeats go on and name the call,
+and the daemon kills the process.
 Refuses: to outlive its parent: it ends when its stdin does, whatever its other threads hang in, and when the thread
 that started it ends (prctl(2), PR_SET_PDEATHSIG).
 
-stdin takes lines: `poll` asks for a poll now. stdout carries frames (`nodeplug_gpu.driver.wire`). Whatever the
-library itself prints goes to stderr.
+stdin takes lines: `poll` asks for a poll now, and a JSON object is a `LimitOrder`, for the fourth thread. stdout carries
+frames (`nodeplug_gpu.driver.wire`). Whatever the library itself prints goes to stderr.
 """
 
 import ctypes
 import json
 import os
+import queue
 import resource
 import select
 import signal
@@ -34,8 +36,9 @@ from nodeplug_gpu.driver.calls import (
     NvmlFailure,
 )
 from nodeplug_gpu.driver.events import Listener
+from nodeplug_gpu.driver.memory_limits import MemoryLimits
 from nodeplug_gpu.driver.nvml import Reader
-from nodeplug_gpu.driver.wire import ExitNotice, Frame, Heartbeat, LogLine, PollResult, encode
+from nodeplug_gpu.driver.wire import ExitNotice, Frame, Heartbeat, LimitOrder, LogLine, PollResult, encode
 
 _PR_SET_PDEATHSIG: Final = 1
 _DATA_LIMIT: Final = 1 << 30
@@ -54,6 +57,7 @@ class Settings:
         skip: indices of cards that are not queried, because a call about them hung.
         bound: PCI addresses of the cards for which the indices hold; the process ends when there are others.
         events: wait for events; off where that hangs.
+        cgroups: where cgroup v2 should be mounted, if limits by cgroup may be asked for; else empty.
     """
 
     root: str = "/"
@@ -63,6 +67,7 @@ class Settings:
     skip: tuple[int, ...] = ()
     bound: tuple[str, ...] = ()
     events: bool = True
+    cgroups: str = ""
 
 
 class DriverProcess:
@@ -76,22 +81,32 @@ class DriverProcess:
         self._open = threading.Event()
         self._calls = Calls()
         self._event_calls = Calls()
-        self._reader = Reader(self._calls, Path(settings.sysfs), self._warn, settings.skip)
+        self._limit_calls = Calls()
+        cgroups = Path(settings.cgroups) if settings.cgroups else None
+        self._reader = Reader(self._calls, Path(settings.sysfs), self._warn, settings.skip, cgroups)
+        self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._listener = Listener(self._event_calls, self._reader, self._warn)
 
     def run(self) -> NoReturn:
         """Send heartbeats until stdin ends."""
-        threads = (self._poll_forever, self._listen_forever) if self._settings.events else (self._poll_forever,)
+        threads = [self._poll_forever]
+        threads += [self._listen_forever] if self._settings.events else []
+        threads += [self._limit_forever] if self._settings.cgroups else []
         for work in threads:
             threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+        every, rest = (self._calls, self._event_calls, self._limit_calls), b""
         while True:
-            self._send(Heartbeat(tuple(call for calls in (self._calls, self._event_calls) if (call := calls.pending))))
+            self._send(Heartbeat(tuple(call for calls in every if (call := calls.pending))))
             if select.select([0], [], [], self._settings.heartbeat)[0]:
-                commands = os.read(0, 4096)
+                commands = os.read(0, 65536)
                 if not commands:
                     _end()
-                if b"poll" in commands:
-                    self._now.set()
+                *lines, rest = (rest + commands).split(b"\n")
+                for line in lines:
+                    if line == b"poll":
+                        self._now.set()
+                    else:
+                        self._orders.put(line)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -161,6 +176,13 @@ class DriverProcess:
             if event is not None:
                 self._send(event)
                 self._now.set()
+
+    def _limit_forever(self) -> None:
+        self._open.wait()
+        limits = MemoryLimits(self._limit_calls, Path(self._settings.cgroups))
+        while True:
+            order = LimitOrder(**json.loads(self._orders.get()))
+            self._send(limits.answer(order, self._reader.handles))
 
     def _wait(self) -> None:
         self._now.wait(self._settings.poll)

@@ -30,6 +30,7 @@ from nodeplug_gpu.driver.calls import (
     NvmlFailure,
 )
 from nodeplug_gpu.driver.connections import ConnectionReader
+from nodeplug_gpu.driver.memory_limits import MemoryLimits
 from nodeplug_gpu.driver.texts import bus_of, text
 from nodeplug_gpu.driver.utilization import UtilizationReader
 from nodeplug_gpu.driver.wire import PollResult
@@ -74,7 +75,12 @@ class Reader:
     """
 
     def __init__(
-        self, calls: Calls, sysfs: Path, warn: Callable[[str], None], skip: Collection[int] = frozenset()
+        self,
+        calls: Calls,
+        sysfs: Path,
+        warn: Callable[[str], None],
+        skip: Collection[int] = frozenset(),
+        cgroups: Path | None = None,
     ) -> None:
         """Make a reader.
 
@@ -83,6 +89,7 @@ class Reader:
             sysfs: where sysfs is mounted.
             warn: called once for each call that fails although the card works.
             skip: indices of cards that are not queried.
+            cgroups: where cgroup v2 should be mounted, if it matters whether cards can have limits by cgroup.
         """
         self.handles: Sequence[tuple[int, Uuid, Handle]] = ()
         self._skip = frozenset(skip)
@@ -94,6 +101,7 @@ class Reader:
         self._utilization = UtilizationReader(calls, self._tolerate)
         self._known: dict[Uuid, Card] = {}
         self._at: dict[int, Uuid] = {}
+        self._limits = None if cgroups is None else MemoryLimits(calls, cgroups)
 
     def poll(self) -> PollResult:
         """Read all cards.
@@ -124,6 +132,7 @@ class Reader:
             cuda_version=cuda if 0 <= cuda < _MAX_CUDA else 0,
             mig_capable=found.mig_capable,
             pairs=pairs,
+            limits={} if self._limits is None else self._limits.whys(found.cards, self.handles),
         )
 
     def _count(self) -> int:

@@ -23,13 +23,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from nodeplug_gpu.cards import GpuEvent, Snapshot, Telemetry
+from nodeplug_gpu.cards import GpuEvent, Snapshot, Telemetry, Uuid
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.bus import bound
 from nodeplug_gpu.driver.hangs import TIMEOUT, Hangs
+from nodeplug_gpu.driver.orders import Orders
 from nodeplug_gpu.driver.publish import Log, Publisher
 from nodeplug_gpu.driver.running import RunningProcess
-from nodeplug_gpu.driver.wire import Frame, PollResult
+from nodeplug_gpu.driver.wire import Frame, LimitAnswer, PollResult
 
 _MIN_BACKOFF: Final = 0.05
 """Seconds before a failed process is replaced; doubled each time, up to one poll interval."""
@@ -55,6 +56,7 @@ class NvmlDriver:
         *,
         sysfs: Path = Path("/sys"),
         retry_after: float = 120.0,
+        cgroups: Path | None = None,
     ) -> None:
         """Make a driver that does nothing yet.
 
@@ -67,12 +69,15 @@ class NvmlDriver:
             sysfs: where sysfs is mounted.
             retry_after: seconds after which a card whose call hung is queried again; doubled each time that it hangs
                 again, because no card is polled meanwhile.
+            cgroups: where cgroup v2 should be mounted, if limits by cgroup may be asked for.
         """
         self._poll = poll
         self._hang_after = hang_after
         self._log = log
         heartbeat = max(0.02, min(1.0, hang_after / 4))
         self._settings = {"root": str(root), "sysfs": str(sysfs), "poll": poll, "heartbeat": heartbeat}
+        self._settings["cgroups"] = "" if cgroups is None else str(cgroups)
+        self._orders = Orders()
         self._publisher = Publisher(log)
         self._retry_after = retry_after
         self._rounds = 0
@@ -134,6 +139,14 @@ class NvmlDriver:
         self._asked.set()
         self._signal()
 
+    def limit(self, card: Uuid, cgroup: Path, size: int, timeout: float) -> LimitAnswer:
+        """Have the driver limit the memory that a cgroup has of a card, and read the limit back."""
+        number = self._orders.add(card, cgroup, size)
+        self._signal()
+        snapshot = self.snapshot
+        why = "" if snapshot.state == "running" else f": it is {snapshot.state}: {snapshot.reason}"
+        return self._orders.wait(number, timeout, f"the driver did not answer within {timeout:g} s{why}")
+
     def _signal(self) -> None:
         with contextlib.suppress(OSError):  # a full buffer wakes it as well, and a closed one has no reader
             if self._waker is not None:
@@ -186,6 +199,8 @@ class NvmlDriver:
             if self._asked.is_set():
                 self._asked.clear()
                 process.poll()
+            for line in self._orders.unsent():
+                process.send(line)
             degraded = self._hangs.cards or self._no_events
             if degraded and time.monotonic() > self._first_poll + self._skip_time and not self.unkillable:
                 # A process that still hangs in the kernel shows that the card has not recovered.
@@ -194,11 +209,14 @@ class NvmlDriver:
             # The heartbeat is checked only when everything was read: the observer may have been slow.
             wait = 0.0 if ready else process.check_heartbeat()
         process.detach(selector)
+        self._orders.lost(process.exit_reason or "it was stopped")
 
     def _take(self, frame: Frame) -> None:
         snapshot = self.snapshot
         if isinstance(frame, GpuEvent):
             self._publisher.publish(snapshot, (frame,))
+        elif isinstance(frame, LimitAnswer):
+            self._orders.answered(frame)
         elif isinstance(frame, PollResult) and frame.state == "running":
             self._first_poll = min(self._first_poll, time.monotonic())
             if not frame.cards and self._hangs.cards:
@@ -223,6 +241,7 @@ class NvmlDriver:
                     cuda_version=frame.cuda_version,
                     mig_capable=frame.mig_capable,
                     pairs=frame.pairs,
+                    limits=frame.limits,
                 )
             )
         elif isinstance(frame, PollResult):

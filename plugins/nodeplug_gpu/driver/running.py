@@ -149,12 +149,17 @@ class RunningProcess:
 
     def poll(self) -> None:
         """Ask it for a poll; a full pipe holds enough of such requests."""
-        if self._process.stdin is not None:
-            try:
-                os.set_blocking(self._process.stdin.fileno(), False)
-                os.write(self._process.stdin.fileno(), b"poll\n")
-            except OSError:
-                pass  # it ended, which its other pipe shows
+        self.send(b"poll\n")
+
+    def send(self, line: bytes) -> bool:
+        """Send it a line, of at most PIPE_BUF bytes so that it is written as a whole; return whether it was."""
+        if self._process.stdin is None:
+            return False
+        try:
+            os.set_blocking(self._process.stdin.fileno(), False)
+            return os.write(self._process.stdin.fileno(), line) == len(line)
+        except OSError:
+            return False  # it ended, which its other pipe shows
 
     def kill(self, timeout: float) -> bool:
         """End it with SIGKILL and close its pipes.

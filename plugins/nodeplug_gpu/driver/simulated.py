@@ -9,6 +9,7 @@ that cannot be read changes nothing and is logged. Its keys are those of `Faults
     {"cards": {"0": {"lost": true}, "GPU-8a5e…": {"xid": 79, "ecc": 3, "recovery_action": 1}}}
 """
 
+import json
 import re
 import threading
 import time
@@ -25,6 +26,7 @@ from nodeplug.fields import Quantity
 from nodeplug_gpu.cards import Card, CardPair, GpuEvent, GpuProcess, MigInstance, Snapshot, Telemetry, Utilization, Uuid
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.publish import Log, Publisher
+from nodeplug_gpu.driver.wire import LimitAnswer
 
 _PROFILE: Final = re.compile(r"(?:\dc\.)?(\d)g\.(\d{1,4})gb(?:[+-][a-z.]+)?")
 _UUID: Final = re.compile(r"GPU-[0-9A-Za-z-]{4,90}")
@@ -32,6 +34,9 @@ _NAMESPACE: Final = uuid.UUID("6f1c6a4e-5e1e-5c53-9d0a-5a1b8f3c2d10")
 _NODE: Final = 40
 _SYSTEM: Final = 50
 """NVML_TOPOLOGY_NODE and NVML_TOPOLOGY_SYSTEM."""
+LIMITS_FILE: Final = "simulated-limits.json"
+"""What was limited: by card, and by the folder of the cgroup, in bytes."""
+_IN_MIG_MODE: Final = "it is in MIG mode, and the driver limits memory by cgroup on whole cards alone"
 _LOST: Final = (15, "the GPU is lost: it fell off the bus or has become inaccessible (NVML error 15, simulated)")
 
 
@@ -107,6 +112,7 @@ class CardFaults(_Strict):
     used: Quantity | None = Field(None, ge=0, description="Memory in use; the sum of the processes by default.")
     processes: tuple[SimulatedProcess, ...] = Field((), description="Who uses the card.")
     mig: tuple[Profile, ...] | None = Field(None, description="MIG instances from now on; [] switches MIG off.")
+    limits: str = Field("", max_length=200, description="Why the driver cannot limit its memory by cgroup.")
 
 
 class Faults(_Strict):
@@ -199,6 +205,7 @@ class SimulatedDriver:
         self._written: tuple[int, int, int] | None = None
         self._asked = threading.Event()
         self._stopping = False
+        self._limiting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @property
@@ -269,7 +276,25 @@ class SimulatedDriver:
             taken=now,
             generation=1,
             pairs=self._pairs,
+            limits={card.uuid: self._why_unlimited(card) for card in cards},
         )
+
+    def _why_unlimited(self, card: Card) -> str:
+        return _of(self._faults, card).limits or (_IN_MIG_MODE if card.mig else "")
+
+    def limit(self, card: Uuid, cgroup: Path, size: int, timeout: float) -> LimitAnswer:
+        """Write the limit into a file beside that of the faults; nothing is limited."""
+        del timeout
+        found = next((one for one in self.snapshot.cards if one.uuid == card), None)
+        why = f"{card} is not there" if found is None else self._why_unlimited(found)
+        if why:
+            return LimitAnswer(0, error=why)
+        file = self._file.with_name(LIMITS_FILE)
+        with self._limiting:
+            known = json.loads(file.read_bytes()) if file.exists() else {}
+            known.setdefault(card, {})[str(cgroup)] = size
+            file.write_text(json.dumps(known), encoding="utf-8")
+        return LimitAnswer(0, size)
 
 
 def _of(faults: Faults, card: Card) -> CardFaults:

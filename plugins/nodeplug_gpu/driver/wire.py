@@ -40,6 +40,7 @@ class PollResult:
     cuda_version: int = 0
     mig_capable: bool = False
     pairs: tuple[CardPair, ...] = ()
+    limits: Mapping[Uuid, str] = field(default_factory=lambda: types.MappingProxyType({}))
 
 
 EVENT_SET_CALLS: Final = frozenset({"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2"})
@@ -91,13 +92,46 @@ class ExitNotice:
     planned: bool = False
 
 
-Frame = PollResult | GpuEvent | Heartbeat | LogLine | ExitNotice
+@dataclass(frozen=True, slots=True)
+class LimitOrder:
+    """What the daemon asks the process to do: a hard limit of a card's memory for a cgroup. No frame: a line of stdin.
+
+    Attributes:
+        number: of the order, which its answer repeats.
+        card: the card's UUID.
+        cgroup: its folder, as a full path.
+        size: bytes that all processes in it may allocate together.
+    """
+
+    number: int
+    card: Uuid
+    cgroup: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitAnswer:
+    """The answer to a `LimitOrder`.
+
+    Attributes:
+        number: of the order.
+        hard: the limit that the driver has now, in bytes; 0 where the order failed.
+        error: why it failed, as a sentence.
+    """
+
+    number: int
+    hard: int = 0
+    error: str = ""
+
+
+Frame = PollResult | GpuEvent | Heartbeat | LogLine | ExitNotice | LimitAnswer
 FRAMES: Final[Mapping[str, type[Frame]]] = {
     "poll": PollResult,
     "event": GpuEvent,
     "heartbeat": Heartbeat,
     "log": LogLine,
     "exit": ExitNotice,
+    "limit": LimitAnswer,
 }
 _KINDS: Final = {frame: kind for kind, frame in FRAMES.items()}
 

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -18,7 +19,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 enum { CARDS = 64, PARTS = 8, PROCESSES = 16, LINKS = 18, EVENTS = 64, CRASH = 0xdead, HANG = 0xbeef };
-enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10,
+       NOT_SUPPORTED = 3, NO_PERMISSION = 4, LIMITS = 32 };
 
 #define SYMBOLS(X) \
     X(nvmlInitWithFlags) X(nvmlSystemGetDriverVersion) X(nvmlSystemGetCudaDriverVersion_v2) \
@@ -33,7 +35,8 @@ enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, TOO_SMALL = 7, TIM
     X(nvmlDeviceGetMPSComputeRunningProcesses_v2) X(nvmlDeviceGetNvLinkState) \
     X(nvmlDeviceGetNvLinkRemotePciInfo_v2) X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetProcessUtilization) \
     X(nvmlDeviceGetSupportedEventTypes) X(nvmlDeviceRegisterEvents) \
-    X(nvmlEventSetCreate) X(nvmlEventSetFree) X(nvmlEventSetWait_v2)
+    X(nvmlEventSetCreate) X(nvmlEventSetFree) X(nvmlEventSetWait_v2) X(nvmlDeviceSetMemoryLimits_v1) \
+    X(nvmlDeviceGetMemoryLimits_v1)
 #define NUMBER(name) CALL_##name,
 enum { SYMBOLS(NUMBER) CALLS };
 
@@ -54,12 +57,15 @@ struct card {
     struct part part[PARTS];
     struct process process[PROCESSES];
 };
+struct limit { char cgroup[512]; u32 card, padding; u64 soft, hard; };
 struct event { u32 card, gpu_instance, compute_instance, padding; u64 type, data; };
 struct state {
     u32 size, count, sticky, max_parts, process_count, next_event;
     char version[80];
     u32 errors[CALLS], hangs[CALLS], calls[CALLS];
     struct event event[EVENTS];
+    u32 limits, no_root, rounding, padding;  /* `rounding`: MiB to which a limit is rounded up */
+    struct limit limit[LIMITS];
     struct card card[CARDS + 1];  /* one more than counted: events of an unknown card */
 };
 
@@ -330,4 +336,47 @@ u32 nvmlEventSetWait_v2(void *set, struct event_data *data, u32 milliseconds) {
         return OK;
     }
     return TIMEOUT;
+}
+
+/* Limits by cgroup, since R615: the driver opens the folder, keeps the limit by it, and forgets it with it. */
+static struct limit *limit_of(const struct card *card, const char *cgroup) {
+    for (u32 i = 0; i < state->limits; i++)
+        if (state->limit[i].card == (u32)(card - state->card) && !strcmp(state->limit[i].cgroup, cgroup))
+            return &state->limit[i];
+    return NULL;
+}
+static u32 limitable(void *handle, const char *cgroup) {
+    if (part_of(handle) || card_of(handle)->mig) return NOT_SUPPORTED;
+    if (atoi(state->version) < 615) return NOT_SUPPORTED;
+    char procs[1024];
+    snprintf(procs, sizeof procs, "%s/cgroup.procs", cgroup);
+    return access(procs, F_OK) ? INVALID : OK;
+}
+struct set_limits { const char *cgroup; u64 soft, hard; };
+u32 nvmlDeviceSetMemoryLimits_v1(void *handle, struct set_limits *limits) {
+    ENTER(nvmlDeviceSetMemoryLimits_v1, card_of(handle));
+    if (geteuid() || state->no_root) return NO_PERMISSION;
+    u32 fails = limitable(handle, limits->cgroup);
+    if (fails) return fails;
+    struct limit *one = limit_of(handle, limits->cgroup);
+    if (!one && limits->hard == ~0ULL) return OK;
+    if (!one && state->limits == LIMITS) return 23;
+    if (!one) one = &state->limit[state->limits++];
+    u64 unit = (u64)(state->rounding ? state->rounding : 1) << 20;
+    snprintf(one->cgroup, sizeof one->cgroup, "%s", limits->cgroup);
+    one->card = (u32)((struct card *)handle - state->card);
+    one->soft = limits->soft;
+    one->hard = limits->hard == ~0ULL ? limits->hard : (limits->hard + unit - 1) / unit * unit;
+    return OK;
+}
+struct get_limits { const char *cgroup; u64 soft, hard, used; };
+u32 nvmlDeviceGetMemoryLimits_v1(void *handle, struct get_limits *limits) {
+    ENTER(nvmlDeviceGetMemoryLimits_v1, card_of(handle));
+    u32 fails = limitable(handle, limits->cgroup);
+    if (fails) return fails;
+    struct limit *one = limit_of(handle, limits->cgroup);
+    limits->soft = one ? one->soft : 0;
+    limits->hard = one ? one->hard : ~0ULL;
+    limits->used = 0;
+    return OK;
 }
