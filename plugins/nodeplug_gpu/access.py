@@ -57,6 +57,7 @@ class NodePaths:
         node: the node's own root as it is seen here, in a pod perhaps.
         programs: whether what is below that root are the node's programs, and not those of an image.
         host_dev: the node's device nodes, where they are not the driver's.
+        cgroups: where cgroup v2 should be mounted; in a pod, too.
     """
 
     dev: Path = field(default=Path("/dev"))
@@ -67,6 +68,7 @@ class NodePaths:
     node: Path = Path("/")
     programs: bool = True
     host_dev: Path = Path("/dev")
+    cgroups: Path = Path("/sys/fs/cgroup")
 
     def on_node(self, path: Path) -> str:
         """Return a path as the node has it: kubelet and the runtime go by that."""

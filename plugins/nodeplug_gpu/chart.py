@@ -109,7 +109,7 @@ def _allocated(card: Mapping[str, Any]) -> str:
         text += f", {show_quantity(card['used_bytes'])} in use"
     if card["unattributed_bytes"]:
         text += f", {show_quantity(card['unattributed_bytes'])} of it unattributed"
-    if card["limits"].startswith(("mps", "none:")):
+    if card["limits"].startswith(("kernel", "mps", "none:")):
         text += f", limits: {card['limits']}"
     return text
 
@@ -140,6 +140,8 @@ def _holders(card: Mapping[str, Any], marks: Marks) -> Iterator[Text]:
         text.append(f" {_pod(use)}/{use['container']}  {use['units']}{name}{memory}")
         text.append(f", {show_quantity(use['used_bytes'])} in use" if use["used_bytes"] else "")
         text.append(f", busy {busy['sm']} %" if (busy := use["utilization_percent"]) is not None else "")
+        if use.get("limits") not in {None, card["limits"]}:
+            text.append(f", limits: {use['limits']}", "yellow")
         yield text.append(", OVER ITS ALLOCATION" if use["overuse"] else "", "bold red")
 
 

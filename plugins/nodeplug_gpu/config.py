@@ -321,6 +321,11 @@ class GpuConfig(_Model):
         "nvidia-cdi-hook or nvidia-ctk on the node, `nodeplug` (its own hook, by the node's python3), `none`, or "
         "`auto`: the first of them that the node has.",
     )
+    limits: Literal["auto", "kernel", "mps", "observe"] | None = Field(
+        None,
+        description="What keeps containers within their share of a card: `kernel` (the driver, by cgroup; a card that "
+        "cannot is not allocated), `mps`, `observe`, `auto` (the strongest there is); by default as `mps` says.",
+    )
     poll: Seconds = Field(5.0, description="How often cards are polled.")
     hang_after: Seconds = Field(
         30.0, description="How long the driver may take to answer before its process is replaced."
@@ -335,6 +340,19 @@ class GpuConfig(_Model):
         description="With [cluster]: write the annotations of pods and the ConfigMap of unhealthy cards that "
         "gpushare's extender and `kubectl inspect gpushare` read.",
     )
+
+    @model_validator(mode="after")
+    def _limits_do_not_contradict_mps(self) -> Self:
+        shared = [one for one in self.resources if isinstance(one, Memory | Replicas)]
+        if self.limits in {"kernel", "mps"} and not shared:
+            raise ValueError(
+                f"`limits` = '{self.limits}' is about cards that containers share, and no entry shares any"
+            )
+        for one in shared:
+            if (one.mps is None and self.limits == "mps") or (one.mps is not None and self.limits == "observe"):
+                found = "has no `mps` table" if one.mps is None else "has an `mps` table, which limits"
+                raise ValueError(f"`limits` = '{self.limits}' and `mps` contradict each other: {one.resource} {found}")
+        return self
 
     @model_validator(mode="after")
     def _gpushare_knows_one_resource(self) -> Self:

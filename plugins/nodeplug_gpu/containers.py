@@ -53,6 +53,10 @@ class Containers:
                     return container
         return None
 
+    def named(self, container_id: str) -> Container | None:
+        """Return the container of an id; None where kubelet has no log of it."""
+        return self._by_id().get(container_id) or self._by_part(container_id)
+
     def _by_id(self) -> Mapping[str, Container]:
         if not self._read:
             self._read.append(True)

@@ -14,6 +14,8 @@ from nodeplug import DeviceId
 from nodeplug_gpu.cards import Card
 from nodeplug_gpu.config import Memory, Mig, Mps, Replicas, Resource, advertises_mig
 
+BY_KERNEL: Final = "kernel"
+"""The driver holds a container to its share by its cgroup, which no pod can change."""
 FIRST_VOLTA: Final = (7, 0)
 """Compute capability from which MPS has memory limits and isolated address spaces."""
 

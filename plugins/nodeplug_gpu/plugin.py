@@ -42,6 +42,7 @@ from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
 from nodeplug_gpu.inventory import Inventory
+from nodeplug_gpu.kernel.limits import KernelLimits, concerned
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsReconciler
 from nodeplug_gpu.mps.daemon import STARTING
 from nodeplug_gpu.overuse import OveruseWatch
@@ -98,12 +99,13 @@ class Gpu:
         paths = _paths(config, host)
         self._mps = MpsReconciler(MpsDaemons(host, config.driver_root, self._request_update, paths.former), config)
         self._cdi = CdiSpecs(config, paths, host, self._request_update)
-        self._tracker = InventoryTracker(config, host, paths, self._not_ready_reason)
-        self._driver = _driver(config, host)
+        self._driver = _driver(config, host, paths)
+        self._limits = KernelLimits(config, paths, host, self._driver, time.monotonic)
+        self._tracker = InventoryTracker(config, host, paths, self._not_ready_reason, limited=self._limits.limits)
         memory = {entry.resource: entry for entry in config.resources if isinstance(entry, Memory)}
         self._overuse = OveruseWatch(memory, host)
         self._cluster = ClusterView(config, self._tracker, self._overuse, host.node_name)
-        self._reconcilers: Sequence[Reconciler] = (self._cdi, self._mps, self._overuse)
+        self._reconcilers: Sequence[Reconciler] = (self._cdi, self._mps, self._overuse, self._limits)
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
         self._driver_answered = threading.Event()
         self._updated = threading.Event()
@@ -143,6 +145,7 @@ class Gpu:
         try:
             self._tracker.paths.former[:] = [one.run_dir for one in self._host.former_sections()]
             self._tracker.allocations.load()
+            self._limits.start()
             self._begin()
             if conflict := self._tracker.inventory.conflict:
                 raise InvalidRequest(conflict)
@@ -211,6 +214,7 @@ class Gpu:
         sharing, pool = self._tracker.inventory.advertised(entry, request.resource)
         try:
             grant = sharing.allocate(request, pool)
+            grant = Grant.merged([grant, self._limits.grant(entry, request.ids, sharing, pool)])
         except Exhausted:
             self._tracker.refused(request.resource, len(request.ids))
             self._request_update()
@@ -230,7 +234,7 @@ class Gpu:
     @hookimpl
     def inspect(self) -> Mapping[str, Any]:
         """Report the cards, their allocations and their health."""
-        return report.document(self._config, self._tracker, self._overuse)
+        return report.document(self._config, self._tracker, self._overuse, self._limits)
 
     @hookimpl
     def metrics(self) -> Sequence[Metric]:
@@ -250,7 +254,8 @@ class Gpu:
         return found
 
     def _not_ready_reason(self, entry: Resource, uuid: Uuid) -> str:
-        return self._cdi.not_ready_reason(entry, uuid) or self._mps.not_ready_reason(entry, uuid)
+        reason = self._cdi.not_ready_reason(entry, uuid) or self._mps.not_ready_reason(entry, uuid)
+        return reason or self._limits.not_ready_reason(entry, uuid)
 
     def _request_update(self) -> None:
         self._wake.set()
@@ -349,7 +354,8 @@ def _paths(config: GpuConfig, host: Host) -> NodePaths:
     )
 
 
-def _driver(config: GpuConfig, host: Host) -> Driver:
+def _driver(config: GpuConfig, host: Host, paths: NodePaths) -> Driver:
     if config.driver == "simulated":
         return SimulatedDriver(config.simulated, config.poll, host.run_dir / FAULTS_FILE, host.log, node=host.node_name)
-    return NvmlDriver(config.driver_root, config.poll, config.hang_after, host.log)
+    cgroups = paths.cgroups if concerned(config, host) else None
+    return NvmlDriver(config.driver_root, config.poll, config.hang_after, host.log, cgroups=cgroups)

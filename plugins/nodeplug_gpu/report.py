@@ -17,7 +17,9 @@ from nodeplug_gpu.config import GpuConfig, Memory, Mig, Resource, resource_names
 from nodeplug_gpu.health import Condition
 from nodeplug_gpu.ids import whole
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.limits import limits_in_words, mps_of
+from nodeplug_gpu.kernel.held import Held
+from nodeplug_gpu.kernel.limits import NOT_CALLED, KernelLimits
+from nodeplug_gpu.limits import BY_KERNEL, limits_in_words, mps_of
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record
 from nodeplug_gpu.overuse import OveruseWatch, Usage
@@ -30,7 +32,9 @@ from nodeplug_gpu.tracker import InventoryTracker
 STATES = ("healthy", "suspect", "unhealthy", "recovering")
 
 
-def document(config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch) -> Mapping[str, Any]:
+def document(
+    config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch, kernel: KernelLimits | None = None
+) -> Mapping[str, Any]:
     """Describe the driver, every card with its allocations, every resource, and the cards that are not advertised.
 
     docs/gpu.md lists the keys; keys are only ever added.
@@ -48,7 +52,7 @@ def document(config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch
         "conflict": inventory.conflict,
         "allocations_unknown": inventory.allocations_unknown,
         "cards": [
-            _card(tracker, overuse, entry, member)
+            _card(tracker, overuse, entry, member, kernel)
             for entry in config.resources
             for member in inventory.members_of(entry.resource)
         ],
@@ -71,13 +75,21 @@ def _unadvertised_reason(inventory: Inventory, uuid: Uuid) -> str:
     return inventory.conflicts.get(uuid) or "; ".join(filter(None, (why, inventory.unindexed.get(uuid))))
 
 
-def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, member: PoolMember) -> dict[str, Any]:
+def _card(
+    tracker: InventoryTracker,
+    overuse: OveruseWatch,
+    entry: Resource,
+    member: PoolMember,
+    kernel: KernelLimits | None,
+) -> dict[str, Any]:
     inventory, card = tracker.inventory, member.card
     condition = inventory.conditions[card.uuid]
     telemetry = inventory.snapshot.telemetry.get(card.uuid)
     allocations = allocations_of(inventory, entry, card.uuid)
     sharing = tracker.sharings.get(entry.resource)
-    limits = _limits(tracker, entry, card)
+    without = _limits(tracker, entry, card)
+    limits = without if kernel is None else _with_kernel(kernel, entry, card.uuid, without)
+    held = {} if kernel is None else kernel.of_card(card.uuid)
     return {
         "uuid": card.uuid,
         "index": card.index,
@@ -104,7 +116,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, mem
         "instances": [_instance(inventory, entry, member, one, allocations) for one in card.instances],
         "containers": [
             _container(one, overuse.usage.get((one.container, card.uuid)), in_units(tracker, entry, member, one))
-            | {"limits": limits if one.orphaned is None else None}
+            | _container_limits(held.get(one.container), limits, without, orphaned=one.orphaned is not None)
             for one in sorted(allocations, key=lambda one: one.container)
         ],
         "unallocated_containers": [
@@ -129,6 +141,26 @@ def _limits(tracker: InventoryTracker, entry: Resource, card: Card) -> str:
     folders = Folders.of(tracker.paths.run, card.uuid, tracker.paths.former)
     record = Record.read(folders.record)
     return limits_in_words(entry, card, record.caps if record is not None and record.exclusive else None)
+
+
+def _with_kernel(kernel: KernelLimits, entry: Resource, uuid: Uuid, without: str) -> str:
+    """Return what limits the containers that are allocated a card now."""
+    if kernel.limits(entry, uuid):
+        return BY_KERNEL
+    shared = kernel.wanted and without.startswith("none")
+    return f"none: {kernel.why_not(uuid)}" if shared else without
+
+
+def _container_limits(held: Held | None, limits: str, without: str, *, orphaned: bool) -> dict[str, Any]:
+    """Return what limits a container, which may have started under other circumstances than those of now."""
+    if held is not None and held.hard:
+        return {"limits": BY_KERNEL, "limit_bytes": held.hard}
+    if orphaned:
+        return {"limits": None, "limit_bytes": None}
+    if limits == BY_KERNEL:
+        why = held.error if held is not None else NOT_CALLED
+        limits = f"none: {why}" if without.startswith("none") else without
+    return {"limits": limits, "limit_bytes": None}
 
 
 def allocations_of(inventory: Inventory, entry: Resource, uuid: Uuid) -> Sequence[Allocation]:

@@ -55,6 +55,7 @@ class InventoryTracker:
 
     Attributes:
         not_ready_reason: why a healthy card is not allocatable yet, such as an MPS daemon that does not run.
+        limited: whether the kernel limits what containers have of a card.
         allocations: what containers hold, or may hold.
         indexes: which card an index of the configuration means.
     """
@@ -64,6 +65,7 @@ class InventoryTracker:
     paths: NodePaths
     not_ready_reason: Callable[[Resource, Uuid], str] = lambda _entry, _uuid: ""
     clock: Callable[[], float] = time.monotonic
+    limited: Callable[[Resource, Uuid], bool] = lambda _entry, _uuid: False
     inventory: Inventory = field(default_factory=Inventory)
     allocations: Allocations = field(init=False)
     indexes: Indexes = field(init=False)
@@ -280,7 +282,7 @@ class InventoryTracker:
                 continue
             for card in assignment.cards[entry.resource]:
                 why = why_unlimited(card)
-                if why and card.uuid not in self._unlimited:
+                if why and card.uuid not in self._unlimited and not self.limited(entry, card.uuid):
                     self._unlimited.add(card.uuid)
                     self.host.log.warning(
                         "%s: MPS can set no limits on it: %s; each container of %s may use the whole card, unless "
@@ -344,7 +346,9 @@ class InventoryTracker:
             uuid, reason = next(iter(parts.items()))
             unhealthy, parts = unhealthy or f"its MIG instance {uuid}: {reason}", {}
         if not draining or unhealthy:
-            refused = unknown(entry, card) or refusal_without_limits(entry, card)
+            refused = unknown(entry, card)
+            if not refused and not self.limited(entry, card.uuid):
+                refused = refusal_without_limits(entry, card)
             why = unhealthy or refused or self.not_ready_reason(entry, card.uuid)
             return PoolMember(card, why, instance_reasons=parts)
         ways = {(one.resource, one.sharing) for one in self.allocations.of_card(card.uuid)}

@@ -88,9 +88,17 @@ def bar(line: str) -> str:
     return line.partition("[")[2].partition("]")[0]
 
 
-@pytest.mark.parametrize("words", ["mps (a pod can raise them)", "none: compute capability unknown"])
-def test_what_limits_of_mps_are_worth_is_beside_its_card(words: str) -> None:
+@pytest.mark.parametrize("words", ["kernel", "mps (a pod can raise them)", "none: compute capability unknown"])
+def test_what_limits_are_worth_is_beside_its_card(words: str) -> None:
     assert f"  0/8 of aliyun.com/gpu-mem, limits: {words}" in "\n".join(drawn(report(card(limits=words))))
+
+
+def test_a_container_that_is_not_limited_as_its_card_says_is_named() -> None:
+    uses = [use("a", 2, limits="kernel"), use("b", 4, limits="none: the hook has not run")]
+    lines = drawn(report(card(*uses, limits="kernel")))
+    assert [line for line in lines if "limits: none" in line] == [
+        "  B default/b/main  4 (4Gi), limits: none: the hook has not run",
+    ]
 
 
 def test_a_card_is_drawn_with_the_share_of_each_pod() -> None:

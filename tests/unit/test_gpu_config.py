@@ -233,3 +233,36 @@ def test_replicas_of_instances_go_by_the_first_pattern_that_fits() -> None:
     (entry,) = read({"sharing": "mig", "strategy": "mixed", "replicas": {"1g.10gb+me": 2, "1g.*": 4}}).resources
     assert isinstance(entry, Mig)
     assert [entry.replicas_of(one) for one in ("1g.10gb+me", "1g.10gb", "3g.40gb")] == [2, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("entries", "limits"),
+    [
+        ([MEMORY], "auto"),
+        ([MEMORY], "kernel"),
+        ([REPLICAS], "kernel"),
+        ([MEMORY | {"mps": {}}], "kernel"),
+        ([MEMORY | {"mps": {}}], "mps"),
+        ([MEMORY], "observe"),
+        ([EXCLUSIVE], "observe"),
+        ([EXCLUSIVE], "auto"),
+        ([MEMORY | {"mps": {}}], None),
+    ],
+)
+def test_limits_are_what_the_entries_can_have(entries: list[dict[str, Any]], limits: str | None) -> None:
+    assert read(*entries, limits=limits).limits == limits
+
+
+@pytest.mark.parametrize(
+    ("entries", "limits", "named"),
+    [
+        ([MEMORY], "mps", "`limits` = 'mps' and `mps` contradict each other: aliyun.com/gpu-mem has no `mps` table"),
+        ([MEMORY | {"mps": {}}], "observe", "`limits` = 'observe' and `mps` contradict each other"),
+        ([EXCLUSIVE, SINGLE], "kernel", "`limits` = 'kernel' is about cards that containers share, and no entry"),
+        ([MEMORY], "cgroup", "'auto', 'kernel', 'mps' or 'observe'"),
+    ],
+)
+def test_limits_that_contradict_an_entry_are_refused_with_both_keys(
+    entries: list[dict[str, Any]], limits: str, named: str
+) -> None:
+    assert named in complaint(*entries, limits=limits)

@@ -6,7 +6,7 @@ and the daemon kills the process.
 Refuses: to outlive its parent: it ends when its stdin does, whatever its other threads hang in, and when the thread
 that started it ends (prctl(2), PR_SET_PDEATHSIG).
 
-stdin takes lines: `poll` asks for a poll now, and a JSON object is a `LimitOrder`, for the fourth thread. stdout carries
+stdin takes lines: `poll` asks for a poll now, a JSON object is a `LimitOrder`, for the fourth thread. stdout carries
 frames (`nodeplug_gpu.driver.wire`). Whatever the library itself prints goes to stderr.
 """
 

@@ -60,6 +60,14 @@ def test_a_card_without_limits_is_not_allocatable_where_they_are_required(make_n
         node.allocate(MEM, f"{card_key(card(1).uuid)}-0")
 
 
+def test_a_card_that_the_kernel_limits_needs_none_of_mps(make_node: Make, card: Make) -> None:
+    node = make_node([MEMORY | {"mps": {"require_limits": True}}], [card(0, **PASCAL)])
+    assert all("mps.require_limits" in why for why in node.listed(MEM).values())
+    node.tracker.limited = lambda entry, uuid: (entry.resource, uuid) == (MEM, "GPU-0")
+    node.update()
+    assert not any(node.listed(MEM).values())
+
+
 def test_replicas_may_require_limits_too(make_node: Make, card: Make) -> None:
     node = make_node([REPLICAS | {"mps": {"require_limits": True}}], [card(0)])
     assert all("compute capability unknown" in why for why in node.listed(SHARED).values())

@@ -1,0 +1,266 @@
+"""Limits by the kernel, from Allocate to the cgroup: the plugin, the mock's NVML, real cgroups, and the hook as run.
+
+The hook is the one of the CDI spec, executed as a runtime does it: by its path and arguments, with a state on stdin.
+"""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug import (
+    Device,
+    DeviceAllocate,
+    DeviceList,
+    Grant,
+    Holding,
+    NotFound,
+    NotReady,
+    ResourceName,
+)
+from nodeplug.testing import host
+from nodeplug.testing.waiting import until
+from nodeplug_gpu import plugin as plugin_module
+from nodeplug_gpu.config import GpuConfig
+from nodeplug_gpu.containers import Containers
+from nodeplug_gpu.kernel import spec
+from nodeplug_gpu.plugin import Gpu
+
+GIB = 1 << 30
+MEM, SHARED = ResourceName("aliyun.com/gpu-mem"), ResourceName("nvidia.com/gpu.shared")
+MEMORY: dict[str, Any] = {"sharing": "memory", "cards": {"index": [0]}}
+FIRST = "GPU-00000000-0000-0000-0000-000000000000"
+SET = "nvmlDeviceSetMemoryLimits_v1"
+
+
+class Node:
+    """A node with the mock's cards, on which containers start."""
+
+    def __init__(self, folder: Path, nvml: Any, cgroups: Any) -> None:
+        self.folder, self.nvml, self.cgroups = folder, nvml, cgroups
+        self.held: list[Holding] = []
+        self.made: list[Gpu] = []
+        self.sleepers: list[subprocess.Popen[bytes]] = []
+        (folder / "containers").mkdir()
+
+    def plugin(self, limits: str | None = "kernel", resources: Sequence[Mapping[str, Any]] = (MEMORY,)) -> Gpu:
+        """Start the plugin; a former one has ended."""
+        for former in self.made:
+            former.stop()
+        access = {"visible_devices": "none", "cdi_folder": str(self.folder / "cdi")}
+        config = {
+            "driver_root": str(self.nvml.root),
+            "poll": "50ms",
+            "resources": [{"access": access, **one} for one in resources],
+            **({} if limits is None else {"limits": limits}),
+        }
+        given = host(self.folder / "host", plugin="gpu", holders=self._holders)
+        self.made.append(Gpu(GpuConfig.model_validate(config), given))
+        self.made[-1]._limits.containers = lambda: Containers(logs=self.folder / "containers")
+        self.made[-1].start()
+        return self.made[-1]
+
+    def _holders(self, resource: ResourceName) -> Sequence[Holding]:
+        return [one for one in self.held if one.resource == resource]
+
+    def listed(self, resource: ResourceName = MEM) -> Sequence[Device]:
+        try:
+            return self.made[-1].device_list(DeviceList(resource=resource))
+        except NotFound:
+            return ()
+
+    def allocate(self, count: int, resource: ResourceName = MEM) -> Grant:
+        """Allocate as kubelet does, which then reports it."""
+        until(lambda: any(one.healthy for one in self.listed(resource)))
+        devices = [one for one in self.listed(resource) if one.healthy][:count]
+        ids = tuple(one.id for one in devices)
+        granted = self.made[-1].device_allocate(DeviceAllocate(resource=resource, ids=ids, devices=devices))
+        self.held.append(Holding(resource=resource, ids=ids, namespace="default", pod="web", container="main"))
+        return granted
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "cdi" / spec.FILE).read_bytes()))
+
+    def container(self) -> tuple[str, int]:
+        """Have a process in a cgroup of its own, as a runtime has before the program starts; return id and pid."""
+        number = f"{len(self.sleepers):064x}"
+        (self.folder / "containers" / f"web_default_main-{number}.log").touch()
+        cgroup = self.cgroups.make()
+        self.sleepers.append(subprocess.Popen(["sleep", "1000"]))
+        (cgroup / "cgroup.procs").write_text(str(self.sleepers[-1].pid))
+        return number, self.sleepers[-1].pid
+
+    def start(self, granted: Grant, container: tuple[str, int]) -> subprocess.CompletedProcess[str]:
+        """Do what the runtime does with the CDI names of a container: run the hook of each."""
+        (name,) = granted.cdi
+        (device,) = [one for one in self.spec["devices"] if name == f"{spec.KIND}={one['name']}"]
+        (hook,) = device["containerEdits"]["hooks"]
+        assert hook["hookName"] == "createRuntime"
+        state = {"ociVersion": "1.0.2", "id": container[0], "status": "creating", "pid": container[1], "bundle": "/b"}
+        return subprocess.run(
+            hook["args"],
+            executable=hook["path"],
+            input=json.dumps(state),
+            capture_output=True,
+            text=True,
+            env={},
+            check=False,
+        )
+
+    def cgroup(self, container: tuple[str, int]) -> str:
+        lines = Path(f"/proc/{container[1]}/cgroup").read_text().splitlines()
+        (path,) = [line[3:] for line in lines if line.startswith("0::")]
+        return str(self.cgroups.root / path.lstrip("/"))
+
+    def told(self) -> list[tuple[str, int | None]]:
+        """What the document says of each container of the first card."""
+        found = self.made[-1].inspect()["cards"][0]["containers"]
+        return [(one["limits"], one["limit_bytes"]) for one in found]
+
+
+@pytest.fixture
+def node(tmp_path: Path, nvml: Any, cgroups: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    nvml.state.version = b"615.71.09"
+    paths: Callable[..., Any] = plugin_module._paths
+    monkeypatch.setattr(plugin_module, "_paths", lambda *of: replace(paths(*of), cgroups=cgroups.root))
+    (tmp_path / "host").mkdir()
+    made = Node(tmp_path, nvml, cgroups)
+    yield made
+    for plugin in made.made:
+        plugin.stop()
+    for sleeper in made.sleepers:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_a_container_starts_under_the_limit_of_its_units_and_the_document_says_so(node: Node) -> None:
+    node.plugin()
+    granted, container = node.allocate(3), node.container()
+    assert granted.cdi == (f"nodeplug.io/gpu-limit={FIRST}.{3 * GIB}",)
+    done = node.start(granted, container)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert node.nvml.limits() == {node.cgroup(container): (0, 0, 3 * GIB)}
+    until(lambda: node.told() == [("kernel", 3 * GIB)])
+
+
+def test_a_container_that_starts_again_is_limited_again_in_its_new_cgroup(node: Node) -> None:
+    node.plugin()
+    granted = node.allocate(2)
+    first, second = node.container(), node.container()
+    for container in (first, second):
+        assert node.start(granted, container).returncode == 0
+    assert node.nvml.limits() == {node.cgroup(one): (0, 0, 2 * GIB) for one in (first, second)}
+
+
+def test_what_holds_is_known_to_the_next_daemon(node: Node) -> None:
+    node.plugin()
+    granted, container = node.allocate(3), node.container()
+    assert node.start(granted, container).returncode == 0
+    node.plugin()
+    until(lambda: node.told() == [("kernel", 3 * GIB)])
+    assert node.start(granted, node.container()).returncode == 0
+
+
+def test_a_limit_is_known_again_after_a_reboot_before_its_container_starts(node: Node) -> None:
+    node.plugin()
+    granted = node.allocate(3)
+    (node.folder / "cdi" / spec.FILE).unlink()  # /var/run is empty after a boot
+    node.plugin()
+    assert [f"{spec.KIND}={one['name']}" for one in node.spec["devices"]] == list(granted.cdi)
+
+
+def test_a_container_does_not_start_where_its_limit_is_required_and_cannot_be_set(node: Node) -> None:
+    node.plugin()
+    granted = node.allocate(3)
+    node.nvml.fail(SET, 999)
+    done = node.start(granted, node.container())
+    why = f"{SET}: unknown error (NVML error 999)"
+    assert done.returncode == 1
+    assert done.stderr == f"nodeplug: the container's memory on {FIRST} cannot be limited: {why}\n"
+    until(lambda: node.told() == [(f"none: {why}", None)])
+
+
+def test_with_auto_the_same_container_starts_and_is_said_to_have_no_limit(node: Node) -> None:
+    node.plugin("auto")
+    granted = node.allocate(3)
+    node.nvml.fail(SET, 999)
+    done = node.start(granted, node.container())
+    assert (done.returncode, "unknown error" in done.stderr) == (0, True)
+    until(lambda: node.told() == [(f"none: {SET}: unknown error (NVML error 999)", None)])
+
+
+@pytest.mark.parametrize(("limits", "status"), [("kernel", 1), ("auto", 0)])
+def test_without_the_daemon_a_container_starts_only_if_its_limit_is_not_required(
+    node: Node, limits: str, status: int
+) -> None:
+    plugin = node.plugin(limits)
+    granted = node.allocate(3)
+    plugin.stop()
+    done = node.start(granted, node.container())
+    assert done.returncode == status
+    assert "nodeplug does not run on this node" in done.stderr
+
+
+def test_a_container_whose_hook_never_ran_is_not_said_to_be_limited(node: Node) -> None:
+    node.plugin()
+    node.allocate(3)
+    until(lambda: [limits[:35] for limits, _ in node.told()] == ["none: nodeplug's hook has not run: "])
+
+
+def test_an_amount_that_was_never_allocated_is_not_set(node: Node) -> None:
+    node.plugin()
+    (name,), container = node.allocate(3).cdi, node.container()
+    (hook,) = node.spec["devices"][0]["containerEdits"]["hooks"]
+    words = [str(70 * GIB) if word == str(3 * GIB) else word for word in hook["args"]]
+    state = json.dumps({"id": container[0], "pid": container[1]})
+    done = subprocess.run(words, executable=hook["path"], input=state, capture_output=True, text=True, check=False)
+    assert name.endswith(str(3 * GIB))
+    assert done.returncode == 1
+    assert f"{70 * GIB} bytes of {FIRST} were allocated to no container of this node" in done.stderr
+    assert node.nvml.limits() == {}
+
+
+def test_a_replica_is_limited_to_its_share_of_the_card(node: Node) -> None:
+    node.plugin(resources=[{"sharing": "replicas", "resource": SHARED, "replicas": 4, "cards": {"index": [0]}}])
+    granted, container = node.allocate(1, SHARED), node.container()
+    assert node.start(granted, container).returncode == 0
+    assert node.nvml.limits() == {node.cgroup(container): (0, 0, 20 * GIB)}
+
+
+def test_where_limits_are_required_a_card_of_an_old_driver_is_not_allocatable_and_says_why(node: Node) -> None:
+    node.nvml.install(hidden=[SET])
+    plugin = node.plugin()
+    why = f"limits = 'kernel', and containers can have no limit of its memory: the driver does not have {SET}; R615 and"
+    until(lambda: [one.reason.startswith(why) for one in node.listed()] == [True] * 80)
+    unit = node.listed()[0]
+    with pytest.raises(NotReady, match="cannot be allocated: limits = 'kernel'"):
+        plugin.device_allocate(DeviceAllocate(resource=MEM, ids=(unit.id,), devices=(unit,)))
+
+
+def test_with_auto_a_card_of_an_old_driver_is_allocated_without_a_limit_and_says_why(node: Node) -> None:
+    node.nvml.install(hidden=[SET])
+    plugin = node.plugin("auto")
+    assert node.allocate(3).cdi == ()
+    assert plugin.inspect()["cards"][0]["limits"].startswith(f"none: the driver does not have {SET}; R615")
+
+
+def test_limits_that_were_given_hold_for_restarts_after_the_configuration_wants_none(node: Node) -> None:
+    node.plugin()
+    granted = node.allocate(3)
+    node.plugin(None)
+    container = node.container()
+    assert node.start(granted, container).returncode == 0
+    assert node.nvml.limits() == {node.cgroup(container): (0, 0, 3 * GIB)}
+
+
+def test_nothing_of_limits_is_there_where_nobody_asks_for_them(node: Node) -> None:
+    node.plugin(None)
+    assert node.allocate(3).cdi == ()
+    assert not (node.folder / "cdi").exists()
+    assert not (node.folder / "host/run/limits.sock").exists()
+    assert node.nvml.calls(SET) == 0
