@@ -76,7 +76,7 @@ class Node:
     def allocate(self, count: int, resource: ResourceName = MEM) -> Grant:
         """Allocate as kubelet does, which then reports it."""
         until(lambda: any(one.healthy for one in self.listed(resource)))
-        devices = [one for one in self.listed(resource) if one.healthy][:count]
+        devices = tuple(one for one in self.listed(resource) if one.healthy)[:count]
         ids = tuple(one.id for one in devices)
         granted = self.made[-1].device_allocate(DeviceAllocate(resource=resource, ids=ids, devices=devices))
         self.held.append(Holding(resource=resource, ids=ids, namespace="default", pod="web", container="main"))
