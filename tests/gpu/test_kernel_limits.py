@@ -3,8 +3,11 @@
 The hook is the one of the CDI spec, executed as a runtime does it: by its path and arguments, with a state on stdin.
 """
 
+import ast
 import json
+import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +27,12 @@ from nodeplug import (
 )
 from nodeplug.testing import host
 from nodeplug.testing.waiting import until
+from nodeplug_gpu import allocations
 from nodeplug_gpu import plugin as plugin_module
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.containers import Containers
-from nodeplug_gpu.kernel import spec
+from nodeplug_gpu.kernel import limits, spec
+from nodeplug_gpu.kernel.door import Door
 from nodeplug_gpu.plugin import Gpu
 
 GIB = 1 << 30
@@ -47,7 +52,7 @@ class Node:
         self.sleepers: list[subprocess.Popen[bytes]] = []
         (folder / "containers").mkdir()
 
-    def plugin(self, limits: str | None = "kernel", resources: Sequence[Mapping[str, Any]] = (MEMORY,)) -> Gpu:
+    def plugin(self, wanted: str | None = "kernel", resources: Sequence[Mapping[str, Any]] = (MEMORY,)) -> Gpu:
         """Start the plugin; a former one has ended."""
         for former in self.made:
             former.stop()
@@ -56,7 +61,7 @@ class Node:
             "driver_root": str(self.nvml.root),
             "poll": "50ms",
             "resources": [{"access": access, **one} for one in resources],
-            **({} if limits is None else {"limits": limits}),
+            **({} if wanted is None else {"limits": wanted}),
         }
         given = host(self.folder / "host", plugin="gpu", holders=self._holders)
         self.made.append(Gpu(GpuConfig.model_validate(config), given))
@@ -194,11 +199,11 @@ def test_with_auto_the_same_container_starts_and_is_said_to_have_no_limit(node: 
     until(lambda: node.told() == [(f"none: {SET}: unknown error (NVML error 999)", None)])
 
 
-@pytest.mark.parametrize(("limits", "status"), [("kernel", 1), ("auto", 0)])
+@pytest.mark.parametrize(("wanted", "status"), [("kernel", 1), ("auto", 0)])
 def test_without_the_daemon_a_container_starts_only_if_its_limit_is_not_required(
-    node: Node, limits: str, status: int
+    node: Node, wanted: str, status: int
 ) -> None:
-    plugin = node.plugin(limits)
+    plugin = node.plugin(wanted)
     granted = node.allocate(3)
     plugin.stop()
     done = node.start(granted, node.container())
@@ -209,7 +214,7 @@ def test_without_the_daemon_a_container_starts_only_if_its_limit_is_not_required
 def test_a_container_whose_hook_never_ran_is_not_said_to_be_limited(node: Node) -> None:
     node.plugin()
     node.allocate(3)
-    until(lambda: [limits[:35] for limits, _ in node.told()] == ["none: nodeplug's hook has not run: "])
+    until(lambda: [words[:35] for words, _ in node.told()] == ["none: nodeplug's hook has not run: "])
 
 
 def test_an_amount_that_was_never_allocated_is_not_set(node: Node) -> None:
@@ -256,6 +261,63 @@ def test_limits_that_were_given_hold_for_restarts_after_the_configuration_wants_
     container = node.container()
     assert node.start(granted, container).returncode == 0
     assert node.nvml.limits() == {node.cgroup(container): (0, 0, 3 * GIB)}
+
+
+def test_a_socket_that_somebody_has_removed_is_there_again(node: Node) -> None:
+    node.plugin()
+    granted = node.allocate(3)
+    (node.folder / "host/run/limits.sock").unlink()
+    assert node.start(granted, node.container()).returncode == 0
+
+
+def test_a_card_that_nobody_holds_any_more_leaves_no_limit_behind(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GRACE_PERIOD", 0.0)
+    node.plugin()
+    node.allocate(3)
+    assert len(node.spec["devices"]) == 1
+    node.held.clear()
+    monkeypatch.setattr(allocations, "CONFIRM_TIMEOUT", 0.0)
+    until(lambda: not (node.folder / "cdi" / spec.FILE).exists())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\n",
+        b"[" * 60000 + b"\n",
+        b'{"container": "a"}\n',
+        b'{"container": "a", "cgroup": "/a", "card": "GPU-1", "bytes": "1"}\n',
+        b'{"container": "a", "cgroup": "/a", "card": "", "bytes": 1}\n',
+        b"x" * 70000,
+    ],
+)
+def test_what_is_no_request_is_answered_with_a_sentence(node: Node, said: bytes) -> None:
+    node.plugin()
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(node.folder / "host/run/limits.sock"))
+        asking.sendall(said)
+        error = json.loads(asking.recv(65536))["error"]
+    assert error.startswith(("the request cannot be read: ", "the request has no end"))
+
+
+def test_nobody_but_root_may_ask() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        door = Door(Path(folder) / "s", lambda _request: "")
+        door.open()
+        try:
+            assert door.path.stat().st_mode & 0o777 == 0o600
+            door.path.chmod(0o666)
+            code = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({folder + '/s'!r}); print(s.recv(999))"
+            command = ["/usr/bin/python3", "-IS", "-c", code]
+            done = subprocess.run(command, user=65534, cwd="/", capture_output=True, text=True, check=True)
+        finally:
+            door.close()
+    assert "user 65534 may not ask, root may" in done.stdout
+
+
+def test_the_hook_needs_no_later_python_than_3_7() -> None:
+    ast.parse(spec.SOURCE, feature_version=(3, 7))
 
 
 def test_nothing_of_limits_is_there_where_nobody_asks_for_them(node: Node) -> None:

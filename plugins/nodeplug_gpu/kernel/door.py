@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -69,19 +69,30 @@ class Door:
     path: Path
     answer: Callable[[Request], str]
     _socket: socket.socket | None = None
-    _thread: threading.Thread | None = field(default=None)
+    _thread: threading.Thread | None = None
+    _inode: int = 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether a hook reaches it."""
+        try:
+            return self._socket is not None and self.path.stat().st_ino == self._inode
+        except OSError:
+            return False
 
     def open(self) -> None:
-        """Listen.
+        """Listen, instead of where it has listened.
 
         Raises:
             OSError: the socket cannot be made.
         """
+        self.close()
         self.path.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listening.bind(str(self.path))
             self.path.chmod(0o600)
+            self._inode = self.path.stat().st_ino
             listening.listen(_BACKLOG)
         except BaseException:
             listening.close()

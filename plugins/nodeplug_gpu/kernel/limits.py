@@ -9,11 +9,12 @@ not set. Neither annotations nor the environment of a container are read.
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeplug import DeviceId, Grant, Host, NotReady
+from nodeplug import DeviceId, Grant, Host, NotReady, PluginError
 from nodeplug_gpu.access import NodePaths, annotation_key
 from nodeplug_gpu.allocations import GRACE_PERIOD, Container
 from nodeplug_gpu.cards import Card, Uuid
@@ -76,12 +77,7 @@ class KernelLimits:
         if not self._active:
             return
         self.held.load([folder / FILE for folder in (*self.paths.former, self.host.run_dir)])
-        self._fault = self._node_fault()
-        if not self._fault:
-            try:
-                self._door.open()
-            except OSError as error:
-                self._fault = f"{self._door.path} cannot be made: {error.strerror or error}"
+        self._serve()
         self._publish()
 
     def stop(self) -> None:
@@ -89,9 +85,10 @@ class KernelLimits:
         self._door.close()
 
     def reconcile(self, inventory: Inventory) -> None:
-        """Forget the limits of cards that have had no holder for a while, and containers that are gone."""
+        """Serve, and forget the limits of cards that have had no holder for a while, and containers that are gone."""
         if not self._active:
             return
+        self._serve()
         self.held.prune()
         if inventory.snapshot.state != "running" or inventory.allocations_unknown:
             return
@@ -105,7 +102,8 @@ class KernelLimits:
             ended = [one for one in self._given if one[0] in over]
             self._given -= set(ended)
         for one in ended:
-            self.host.journal.remove(_key(one))
+            with suppress(PluginError):  # it is offered to the runtime again after a reboot, for a minute
+                self.host.journal.remove(_key(one))
         self._publish()
 
     def limits(self, entry: Resource, uuid: Uuid) -> bool:
@@ -153,7 +151,10 @@ class KernelLimits:
             known = one in self._given
             self._given.add(one)
         if not known:
-            self.host.journal.write(_key(one), phase=_PHASE, data={"card": one[0], "bytes": one[1]})
+            try:
+                self.host.journal.write(_key(one), phase=_PHASE, data={"card": one[0], "bytes": one[1]})
+            except PluginError as error:
+                self.host.log.warning("after a reboot a container with a limit will not start: %s", error)
         self._publish(raises=True)
 
     def _publish(self, *, raises: bool = False) -> None:
@@ -167,6 +168,16 @@ class KernelLimits:
                 if raises:
                     raise NotReady(text) from error
                 self.host.log.warning("%s", text)
+
+    def _serve(self) -> None:
+        """Listen where that makes sense; again, if somebody has removed the socket."""
+        fault = self._node_fault()
+        if not fault and not self._door.serves:
+            try:
+                self._door.open()
+            except OSError as error:
+                fault = f"{self._door.path} cannot be made: {error.strerror or error}"
+        self._fault = fault
 
     def _node_fault(self) -> str:
         if not (self.paths.cgroups / "cgroup.controllers").exists():
@@ -219,7 +230,8 @@ def _recorded(host: Host) -> Iterator[spec.Limit]:
     """Yield what was given before a reboot, to containers that start again."""
     for entry in host.journal.entries():
         if entry.phase == _PHASE:
-            yield Uuid(str(entry.data["card"])), int(entry.data["bytes"])
+            with suppress(KeyError, TypeError, ValueError):
+                yield Uuid(str(entry.data["card"])), int(entry.data["bytes"])
 
 
 def _shared(entry: Resource) -> bool:
