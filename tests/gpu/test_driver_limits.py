@@ -57,7 +57,7 @@ def test_a_limit_of_a_cgroup_or_card_that_is_not_there_is_refused_by_name(
 
 def test_why_a_card_cannot_have_limits_is_told_by_name(nvml: Any, watch: Callable[..., Any], cgroups: Any) -> None:
     nvml.add_instance(nvml.state.card[1])
-    nvml.fail(SET, 4, nvml.state.card[0])
+    nvml.state.no_root = 1
     watched = watch(nvml, cgroups=cgroups.root)
     whys = watched.running().limits
     assert whys[FIRST] == "the driver lets nobody but root set limits by cgroup"
