@@ -4,22 +4,19 @@ Owns: the schema of `[plugins.gpu.config]` and the rules that can be checked wit
 Refuses: to inspect cards (`pool` assigns them to entries), and resource names (the host checks every claim).
 """
 
-from fnmatch import fnmatchcase
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     WrapValidator,
     model_validator,
 )
 
 from nodeplug.fields import ExtendedResource, Quantity, Seconds
-from nodeplug_gpu.cards import Card
+from nodeplug_gpu.choice import CardMemory, Cards, Model
 from nodeplug_gpu.driver.simulated import SimulatedCard
 from nodeplug_gpu.profiles import DEFAULT_SINGLE, MigKeys
 
@@ -29,20 +26,6 @@ MAX_CLIENTS = 48
 """Client processes of one card (NVIDIA, "Multi-Process Service", Volta and later)."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _pci(address: str) -> str:
-    parts = address.lower().replace(".", ":").split(":")
-    if len(parts) == 3:
-        parts = ["0000", *parts]
-    if len(parts) != 4 or not all(part and all(letter in "0123456789abcdef" for letter in part) for part in parts):
-        raise ValueError("must be a PCI address such as 0000:3b:00.0")
-    domain, bus, device, function = (int(part, 16) for part in parts)
-    return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
-
-
 def _absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise ValueError("must be an absolute path")
@@ -50,7 +33,6 @@ def _absolute(path: Path) -> Path:
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-PciAddress = Annotated[str, AfterValidator(_pci)]
 _MaybeResource = Annotated[ExtendedResource, WrapValidator(lambda name, check: check(name) if name else "")]
 Beside = Literal["gdrcopy", "gds", "mofed"]
 Withhold = Literal["after-refusal", "always", "never"]
@@ -59,41 +41,7 @@ _CDI_KIND = r"^[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-
 Kind = Literal["exclusive", "replicas", "memory", "mig"]
 
 
-class Cards(_Model):
-    """Which cards: those that match one entry of every key that is given. Without a key, all."""
-
-    index: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (),
-        description="NVML's indexes, as in `nvidia-smi -L` when they were first used: they move when a card is gone; "
-        "prefer `uuid` or `model`.",
-    )
-    uuid: tuple[str, ...] = Field((), description="UUIDs, `GPU-…`.")
-    model: tuple[str, ...] = Field((), description="Patterns of product names, such as `*H100*`.")
-    pci: tuple[PciAddress, ...] = Field((), description="PCI addresses, such as 0000:3b:00.0.")
-
-    def must_overlap(self, other: "Cards") -> bool:
-        """Whether both choose some card, whatever cards there are; False where that depends on the machine."""
-        mine, its = self.given(), other.given()
-        if not mine or not its:
-            return True
-        return mine.keys() == its.keys() and all(set(mine[key]) & set(its[key]) for key in mine)
-
-    def given(self) -> dict[str, tuple[object, ...]]:
-        """Return the keys that limit the choice."""
-        keys = {"index": self.index, "uuid": self.uuid, "model": self.model, "pci": self.pci}
-        return {name: values for name, values in keys.items() if values}
-
-    def choose(self, card: Card, index: int | None) -> bool:
-        """Whether a card is chosen; its index is the one that it has in the configuration, None for none."""
-        return (
-            (not self.index or index in self.index)
-            and (not self.uuid or card.uuid in self.uuid)
-            and (not self.model or any(fnmatchcase(card.model, pattern) for pattern in self.model))
-            and (not self.pci or card.pci in self.pci)
-        )
-
-
-class Mps(_Model):
+class Mps(Model):
     """One MPS control daemon per shared card, and limits for each container by the units that it asked for."""
 
     command: str = Field("nvidia-cuda-mps-control", description="The control program, below driver_root or on PATH.")
@@ -119,7 +67,7 @@ class Mps(_Model):
     stop_after: Seconds = Field(10.0, description="How long a control daemon may take to end before it is killed.")
 
 
-class Overuse(_Model):
+class Overuse(Model):
     """What happens to a container that uses more memory than it was allocated. Metrics always show it."""
 
     grace: Seconds = Field(60.0, description="How long it may last before a warning is logged.")
@@ -129,7 +77,7 @@ class Overuse(_Model):
     )
 
 
-class Access(_Model):
+class Access(Model):
     """How a container gets access to its card."""
 
     visible_devices: Literal["uuid", "index", "none"] = Field(
@@ -177,7 +125,7 @@ class Access(_Model):
         return self
 
 
-class _Resource(_Model):
+class _Resource(Model):
     resource: ExtendedResource = Field(description="The resource's name, such as nvidia.com/gpu.")
     cards: Cards = Field(default_factory=Cards, description="Which cards it advertises; all by default.")
     access: Access = Field(default_factory=Access, description="How a container gets access to its card.")
@@ -256,31 +204,7 @@ class Mig(_Resource, MigKeys):
 Resource = Annotated[Exclusive | Replicas | Memory | Mig, Field(discriminator="sharing")]
 
 
-class CardMemory(_Model):
-    """The memory of cards whose driver does not tell it; both patterns must match where both are given."""
-
-    model: str = Field("", description="Pattern of product names, such as `*GB10*`.")
-    uuid: str = Field("", description="Pattern of UUIDs, such as `GPU-5f0c*`.")
-    size: Quantity = Field(
-        ge=1 << 20,
-        le=1 << 46,
-        description='What containers may share of it, such as "96GiB"; leave the machine its part.',
-    )
-
-    @model_validator(mode="after")
-    def _names_cards(self) -> Self:
-        if not self.model and not self.uuid:
-            raise ValueError("says of no card how much memory it has; give `model` or `uuid`, a pattern")
-        return self
-
-    def is_for(self, card: Card) -> bool:
-        """Whether it is about a card."""
-        return (not self.model or fnmatchcase(card.model, self.model)) and (
-            not self.uuid or fnmatchcase(card.uuid, self.uuid)
-        )
-
-
-class Health(_Model):
+class Health(Model):
     """When a card becomes unhealthy, and when it becomes healthy again."""
 
     enabled: bool = Field(True, description="Off: only cards that are no longer present are unhealthy.")
@@ -300,7 +224,7 @@ class Health(_Model):
     )
 
 
-class GpuConfig(_Model):
+class GpuConfig(Model):
     """`[plugins.gpu.config]`."""
 
     resources: tuple[Resource, ...] = Field(min_length=1, description="What is advertised, and how it is shared.")

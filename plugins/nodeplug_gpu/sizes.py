@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from nodeplug_gpu.cards import Card, Snapshot
-from nodeplug_gpu.config import CardMemory, Memory, Resource
+from nodeplug_gpu.choice import CardMemory
+from nodeplug_gpu.config import Memory, Resource
 
 UNKNOWN: Final = (
     "the driver does not tell how much memory it has, so it has no units; set its size in [[plugins.gpu.config.memory]]"
