@@ -237,6 +237,11 @@ def test_a_replica_is_limited_to_its_share_of_the_card(node: Node) -> None:
     assert node.nvml.limits() == {node.cgroup(container): (0, 0, 20 * GIB)}
 
 
+def test_a_limit_is_never_more_than_the_card_has(node: Node) -> None:
+    node.plugin(resources=[MEMORY | {"oversubscribe": 2}])
+    assert node.allocate(100).cdi == (f"nodeplug.io/gpu-limit={FIRST}.{80 * GIB}",)
+
+
 def test_where_limits_are_required_a_card_of_an_old_driver_is_not_allocatable_and_says_why(node: Node) -> None:
     node.nvml.install(hidden=[SET])
     plugin = node.plugin()

@@ -239,9 +239,9 @@ def _shared(entry: Resource) -> bool:
 
 
 def _size(entry: Resource, sharing: Sharing, card: Card, count: int) -> int:
-    """Return the bytes of a card that so many of its units or replicas are."""
+    """Return the bytes of a card that so many of its units or replicas are, at most all that it has."""
     if isinstance(sharing, MemorySharing):
-        return count * sharing.unit
+        return min(count * sharing.unit, card.memory)  # of a card that is advertised more than once there may be more
     return card.memory * count // entry.replicas if isinstance(entry, Replicas) else 0
 
 
