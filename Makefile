@@ -4,13 +4,16 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
+# What `make gpu-proof` is given: a folder of wheels where there is no network, and its own options.
+WHEELS ?=
+PROOF ?=
 # Many tests wait for each other's processes rather than compute: two more workers than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 2)
 
-.PHONY: prebuilt wheels always can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers image python emulated meta proto bench setup clean
+.PHONY: prebuilt wheels always can-demo docs help demo test suite soak lint unit node gpu gpu-proof real kubelet consumers image python emulated meta proto bench setup clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
 
 setup: $(STAMP) ## Make the virtual environment with everything in it
 
@@ -54,6 +57,9 @@ node: $(STAMP) ## Run the tests on a node: namespaces, mounts, sockets (without 
 
 gpu: $(STAMP) ## Run the GPU suite; on a machine with a card it runs there
 	$(RUN)/pytest tests/gpu
+
+gpu-proof: ## Prove on a real card what simulated ones cannot, in less than ten minutes (docs/gpu-hardware.md)
+	.ci/gpu-proof "$(PYTHON)" "$(VENV)" "$(WHEELS)" $(PROOF)
 
 real: $(STAMP) ## Run the tests against real consumers
 	$(RUN)/pytest tests/real

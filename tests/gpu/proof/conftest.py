@@ -1,0 +1,73 @@
+"""A machine with a card for the proof itself: the stand-in for NVML, and one for CUDA beside it.
+
+Owns: the installed driver, and one stage that is run on it.
+Refuses: to say anything about hardware.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.gpu.conftest import GIB, MockNvml
+from tests.gpu.proof.machine import ROOT
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for libcuda."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler, for the stand-in for NVML: apt-get install gcc libc6-dev")
+    made = tmp_path_factory.mktemp("cuda") / "libcuda.so.570.1"
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([compiler, *flags, HERE / "cuda_mock.c", "-o", made], check=True)
+    return made
+
+
+@pytest.fixture
+def driver(short_path: Path, link: Callable[..., None], libcuda: Path, monkeypatch: pytest.MonkeyPatch) -> MockNvml:
+    """An installed driver with one card of 80 GiB, and CUDA."""
+    mock = MockNvml(short_path / "root", link)
+    mock.add_card(memory=80 * GIB)
+    shutil.copy(libcuda, mock.path.parent)
+    (mock.path.parent / "libcuda.so.1").symlink_to(libcuda.name)
+    mock.path.rename(mock.path.with_name("libnvidia-ml.so.570.1"))
+    mock.path.symlink_to("libnvidia-ml.so.570.1")
+    monkeypatch.setenv("CUDA_MOCK_STATE", str(mock.path.with_name("nvml.state")))
+    return mock
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """What a report says of one stage, and how the program ended."""
+
+    verdict: str
+    reason: str
+    figures: Mapping[str, Any]
+    seen: Sequence[str]
+    lacking: Sequence[str]
+    status: int
+
+
+@pytest.fixture
+def prove(driver: MockNvml, tmp_path: Path) -> Callable[..., Proved]:
+    """Run one stage on the machine with the stand-ins, by the command itself: it ends whatever descends from it."""
+
+    def run(number: int, *options: str) -> Proved:
+        out = tmp_path / "report"
+        places = ["--driver-root", str(driver.root), "--sysfs", str(driver.sysfs), "--out", str(out)]
+        command = [sys.executable, "-m", "tests.gpu.proof", *places, "--suite", "mock", "--pace", "20"]
+        done = subprocess.run([*command, "--stages", str(number), *options], cwd=ROOT, check=False)
+        (stage,) = json.loads((out / "report.json").read_text())["stages"]
+        figures = {one["name"]: one["value"] for one in stage["figures"]}
+        return Proved(stage["verdict"], stage["reason"], figures, stage["seen"], stage["lacking"], done.returncode)
+
+    return run

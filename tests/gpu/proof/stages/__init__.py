@@ -1,0 +1,18 @@
+"""The stages of the proof, one module each, with a function `run`.
+
+Owns: their order, their deadlines and what each proves; docs/gpu-hardware.md has the same table.
+Refuses: to import them: each runs in a process of its own.
+"""
+
+from typing import Final
+
+from tests.gpu.proof.stage import Stage
+
+STAGES: Final = (
+    Stage(0, "preconditions", 15, "what is there: programs, device nodes, cgroups, NVML's functions"),
+    Stage(1, "suite", 60, "the GPU suite on NVIDIA's library"),
+    Stage(2, "grants", 60, "what pods are given is usable; what polling costs"),
+    Stage(3, "overuse", 60, "memory by container as NVML tells it; warning, SIGTERM, SIGKILL"),
+    Stage(7, "xids", 40, "faults of an application arrive as XIDs and take no card"),
+    Stage(8, "driver_process", 60, "a stopped or killed driver process disturbs no job"),
+)

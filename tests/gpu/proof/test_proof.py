@@ -1,0 +1,118 @@
+"""The proof's own rules: what it says without a card, how a stage ends, and that nothing is left behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.gpu.conftest import MockNvml
+from tests.gpu.proof import __main__ as command
+from tests.gpu.proof.machine import ROOT
+from tests.gpu.proof.report import hardware_row, markdown
+from tests.gpu.proof.running import judged
+from tests.gpu.proof.stage import Notes, Stage
+from tests.gpu.proof.stages import STAGES
+
+STAGE = Stage(7, "xids", 40, "something")
+
+
+def proof(*options: str) -> "subprocess.CompletedProcess[str]":
+    made = [sys.executable, "-m", "tests.gpu.proof", *options]
+    return subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_without_a_card_it_says_so_in_one_sentence_and_writes_no_report(tmp_path: Path) -> None:
+    done = proof("--driver-root", str(tmp_path), "--out", str(tmp_path / "report"))
+    assert done.returncode == command.NO_CARD
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("there is no card to prove anything on: there is no libnvidia-ml.so.1 below")
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_driver_that_shows_no_card_is_no_failure(driver: MockNvml, tmp_path: Path) -> None:
+    driver.state.count = 0
+    done = proof("--driver-root", str(driver.root), "--sysfs", str(driver.sysfs), "--out", str(tmp_path / "report"))
+    assert (done.returncode, "the driver is there, and shows no card" in done.stdout) == (command.NO_CARD, True)
+
+
+def test_a_driver_that_crashes_costs_no_more_than_the_look(driver: MockNvml, tmp_path: Path) -> None:
+    driver.fail("nvmlDeviceGetCount_v2", 0xDEAD)
+    done = proof("--driver-root", str(driver.root), "--out", str(tmp_path / "report"))
+    assert (done.returncode, "ended with -11" in done.stdout) == (command.NO_CARD, True)
+
+
+def test_a_stage_that_does_not_end_is_killed_with_all_that_it_started_and_the_next_one_runs(
+    driver: MockNvml, tmp_path: Path
+) -> None:
+    driver.hang("nvmlDeviceGetSupportedEventTypes")
+    out = tmp_path / "report"
+    places = ["--driver-root", str(driver.root), "--sysfs", str(driver.sysfs), "--out", str(out), "--suite", "mock"]
+    done = proof(*places, "--stages", "0", "1", "--budget", "25")
+    assert done.returncode == command.FAILED
+    first, second = json.loads((out / "report.json").read_text())["stages"]
+    assert (first["verdict"], second["verdict"]) == ("recorded", "failed")
+    assert second["reason"].startswith("did not end within")
+    assert any(one["name"] == "index and minor number" for one in second["figures"])
+
+
+def test_stages_that_change_settings_run_only_when_that_was_asked_for() -> None:
+    usual = command.chosen(None, settings=False)
+    assert not any(stage.settings for stage in usual)
+    assert command.chosen(None, settings=True) == list(STAGES)
+
+
+def test_all_stages_but_those_that_change_settings_take_less_than_ten_minutes() -> None:
+    assert sum(stage.seconds for stage in STAGES if not stage.settings) <= 600
+    assert command.BUDGET < 600
+
+
+@pytest.mark.parametrize(
+    ("lines", "overdue", "verdict", "reason"),
+    [
+        ([{"end": "passed", "reason": ""}], "", "passed", ""),
+        ([{"fault": "a"}, {"fault": "b"}, {"end": "passed", "reason": ""}], "", "failed", "a; b"),
+        ([{"fault": "a"}, {"end": "skipped", "reason": "no MPS"}], "", "failed", "a; no MPS"),
+        ([{"end": "skipped", "reason": "no MPS"}], "", "skipped", "no MPS"),
+        ([{"figure": "x", "value": 1, "unit": ""}], "did not end within 5 s", "failed", "did not end within 5 s"),
+        ([], "", "failed", "its process ended before it did: out of memory"),
+    ],
+)
+def test_a_fault_fails_a_stage_however_it_ends(
+    lines: list[dict[str, Any]], overdue: str, verdict: str, reason: str
+) -> None:
+    result = judged(STAGE, lines, 1.0, overdue, "out of memory")
+    assert (result.verdict, result.reason) == (verdict, reason)
+
+
+def test_notes_that_were_cut_off_are_read_up_to_there(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "notes")
+    notes.figure("a", 1)
+    with notes.file.open("a") as file:
+        file.write('{"figure": "b", "va')
+    assert [line["figure"] for line in notes.read()] == ["a"]
+
+
+def test_the_report_names_card_driver_kernel_and_each_verdict() -> None:
+    stage = {"number": 7, "name": "xids", "verdict": "failed", "reason": "no | event", "seconds": 3.0}
+    stage |= {"figures": [{"name": "late", "value": 1.23456, "unit": "s"}], "seen": [], "lacking": []}
+    skipped = {**stage, "number": 8, "verdict": "skipped", "reason": "needs root", "figures": []}
+    document = {
+        "cards": [{"model": "NVIDIA H200", "memory": 141 << 30}],
+        "driver": "580.1",
+        "kernel": "6.1.0",
+        "python": "3.12.1",
+        "root": False,
+        "commit": "abc",
+        "begun": "2026-11-26T10:00:00+00:00",
+        "seconds": 4.0,
+        "stages": [stage, skipped],
+        "missing": [9],
+    }
+    text = markdown(document)
+    assert "| 7 | xids | failed | 3.0 | no \\| event |" in text
+    assert "- late: 1.235 s" in text
+    assert "| 9 | | did not begin | | |" in text
+    assert "- kernel: 6.1.0" in text
+    assert hardware_row(document) == "| NVIDIA H200 | 580.1 | 2026-11-26 | abc | failed 7, skipped 8 |"
