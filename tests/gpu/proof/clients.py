@@ -21,6 +21,7 @@ from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.stage import Disproved
 
 HERE: Final = Path(__file__).parent
+NODE_PYTHON: Final = "/usr/bin/python3"
 PATIENCE: Final = 20.0
 """Seconds for one command; attaching to a card without persistence mode takes some."""
 _FAULTS: Final = {2: "out of memory", 700: "illegal address", 716: "misaligned address", 805: "no MPS server reached"}
@@ -41,7 +42,7 @@ class Place:
         root: that takes the place of `/`.
         user: in place of root.
         library: libcuda as the client finds it; by default as the driver's root has it.
-        python: that runs the client.
+        python: that runs the client; by default ours, or the node's for another user.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Place:
     root: str = ""
     user: int | None = None
     library: str = ""
-    python: str = sys.executable
+    python: str = ""
 
     def described(self) -> dict[str, Any]:
         """Return what `inside.py` reads."""
@@ -72,10 +73,10 @@ class Client:
             env["LD_LIBRARY_PATH"] = str(found.parent)  # libcuda loads others of the driver by name
         if (state := os.environ.get("CUDA_MOCK_STATE")) is not None:
             env["CUDA_MOCK_STATE"] = state
-        script = "/proof/cuda_client.py" if place.root else str(HERE / "cuda_client.py")
+        source = (HERE / "cuda_client.py").read_text(encoding="utf-8")  # another user may not be able to read the file
         inside = [sys.executable, "-I", str(HERE / "inside.py"), json.dumps(place.described())]
         self._process = subprocess.Popen(
-            [*inside, place.python, "-I", script, library],
+            [*inside, place.python or _python(place), "-I", "-c", source, library],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**env, **place.env},
@@ -90,9 +91,16 @@ class Client:
         return self._process.pid
 
     def tell(self, do: str, **more: Any) -> None:
-        """Send a command, and do not wait."""
+        """Send a command, and do not wait.
+
+        Raises:
+            Unanswered: the client has ended.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
+        except OSError:
+            raise Unanswered(f"a client ended with {self._process.wait()} before `{do}`") from None
 
     def hear(self, do: str, patience: float = PATIENCE) -> Mapping[str, Any]:
         """Return the reply to a command.
@@ -115,10 +123,7 @@ class Client:
 
     def ask(self, do: str, patience: float = PATIENCE, **more: Any) -> Mapping[str, Any]:
         """Send a command and return its reply, an error of CUDA included."""
-        try:
-            self.tell(do, **more)
-        except OSError:
-            raise Unanswered(f"a client ended with {self._process.wait()} before `{do}`") from None
+        self.tell(do, **more)
         return self.hear(do, patience)
 
     def do(self, do: str, patience: float = PATIENCE, **more: Any) -> Mapping[str, Any]:
@@ -149,6 +154,11 @@ class Client:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+def _python(place: Place) -> str:
+    """Return an interpreter that the client's user can execute: a virtual environment may be in a folder of root's."""
+    return NODE_PYTHON if place.user is not None and Path(NODE_PYTHON).exists() else sys.executable
 
 
 def failure(reply: Mapping[str, Any]) -> str:

@@ -15,9 +15,13 @@ from typing import Any
 
 import pytest
 from tests.gpu.conftest import GIB, MockNvml
-from tests.gpu.proof.machine import ROOT
+from tests.gpu.mps.conftest import CONTROL, SMI
+from tests.gpu.proof.machine import MPS_CONTROL, ROOT
+from tests.gpu.proof.mps import SERVER as SERVER_NAME
 
 HERE = Path(__file__).parent
+SERVER = "#!/bin/sh\nwhile :; do sleep 1; done\n"
+STARTS_SERVER = '"$(dirname "$0")/nvidia-cuda-mps-server" &\n    trap'
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +45,22 @@ def driver(short_path: Path, link: Callable[..., None], libcuda: Path, monkeypat
     (mock.path.parent / "libcuda.so.1").symlink_to(libcuda.name)
     mock.path.rename(mock.path.with_name("libnvidia-ml.so.570.1"))
     mock.path.symlink_to("libnvidia-ml.so.570.1")
+    short_path.chmod(0o755)  # a client of another user finds the driver, too
+    mock.path.with_name("nvml.state").chmod(0o666)
     monkeypatch.setenv("CUDA_MOCK_STATE", str(mock.path.with_name("nvml.state")))
     return mock
+
+
+@pytest.fixture
+def programs(driver: MockNvml) -> Path:
+    """The programs of the driver: the stand-in for the control program, which starts a server, too."""
+    folder = driver.root / "usr" / "bin"
+    folder.mkdir()
+    control = CONTROL.replace("trap", STARTS_SERVER, 1)
+    for name, text in ((MPS_CONTROL, control), (SERVER_NAME, SERVER), ("nvidia-smi", SMI)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
 
 
 @dataclass(frozen=True, slots=True)

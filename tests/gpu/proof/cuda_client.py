@@ -1,4 +1,4 @@
-"""A CUDA program without any package: `python -I cuda_client.py LIBRARY`; commands and replies are lines of JSON.
+"""A CUDA program without any package: `python -I -c TEXT LIBRARY`; commands and replies are lines of JSON.
 
 Owns: the calls of libcuda (CUDA Driver API, cuda.h) and a few kernels as PTX text, which every driver compiles itself.
 Refuses: to judge: a reply has the error's number and the call that returned it.

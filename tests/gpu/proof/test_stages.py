@@ -1,6 +1,7 @@
 """Each stage on stand-ins for the driver's libraries: that it goes through, and that it can fail."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.gpu.conftest import MockNvml
@@ -58,3 +59,34 @@ def test_xids_of_applications_take_no_card(prove: Prove) -> None:
 def test_a_job_outlives_driver_processes(prove: Prove) -> None:
     result = prove(DRIVER_PROCESS)
     assert (result.verdict, result.reason) == ("passed", "")
+
+
+@pytest.mark.node
+def test_limits_of_mps_are_measured(prove: Prove, programs: Path) -> None:
+    result = prove(MPS_LIMITS)
+    assert (result.verdict, result.reason) == ("passed", "")
+    assert result.figures["8 units: multiprocessors at 10 %"] == 13
+
+
+@pytest.mark.node
+def test_evasions_of_mps_are_written_down(prove: Prove, programs: Path) -> None:
+    result = prove(MPS_EVASION)
+    assert (result.verdict, result.reason) == ("recorded", "")
+    assert "as granted: no more than its limit" in result.seen
+    assert "variables unset: more than its limit" in result.seen
+    assert "two processes of one container have 1.98 times its limit" in result.seen
+    assert "user 1000 beside root's client: is served" in result.seen
+
+
+@pytest.mark.node
+def test_faults_of_mps_are_survived(prove: Prove, programs: Path) -> None:
+    result = prove(MPS_FAULTS)
+    assert (result.verdict, result.reason) == ("passed", "")
+    assert "a tenant that tries to delete the socket: Read-only file system" in result.seen
+    assert "the control daemon was started again" in result.seen
+
+
+def test_stages_of_mps_are_skipped_by_name_where_the_driver_has_no_programs(prove: Prove) -> None:
+    result = prove(MPS_LIMITS)
+    assert (result.verdict, result.status) == ("skipped", 0)
+    assert "nvidia-cuda-mps-control" in result.reason or "needs root" in result.reason

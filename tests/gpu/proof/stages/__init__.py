@@ -13,6 +13,9 @@ STAGES: Final = (
     Stage(1, "suite", 60, "the GPU suite on NVIDIA's library"),
     Stage(2, "grants", 60, "what pods are given is usable; what polling costs"),
     Stage(3, "overuse", 60, "memory by container as NVML tells it; warning, SIGTERM, SIGKILL"),
+    Stage(4, "mps_limits", 90, "limits of memory and multiprocessors as MPS clients find them"),
+    Stage(5, "mps_evasion", 60, "what a tenant can do to have other limits"),
+    Stage(6, "mps_faults", 60, "what is lost and what is said when a part of MPS ends"),
     Stage(7, "xids", 40, "faults of an application arrive as XIDs and take no card"),
     Stage(8, "driver_process", 60, "a stopped or killed driver process disturbs no job"),
 )

@@ -54,7 +54,8 @@ def container(notes: Notes, pod: str) -> list[str]:
     files = []
     for hierarchy in hierarchies:
         group = hierarchy / f"nodeplug-proof-{os.getpid()}.slice" / f"cri-containerd-{name}.scope"
-        notes.undo("rmdir", str(group.parent))
+        if not group.parent.exists():
+            notes.undo("rmdir", str(group.parent))
         notes.undo("rmdir", str(group))
         group.mkdir(parents=True, exist_ok=True)
         files.append(str(group / "cgroup.procs"))
