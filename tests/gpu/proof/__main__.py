@@ -35,6 +35,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--driver-root", type=Path, default=Path("/"), help="where the driver's files are (%(default)s)"
     )
+    parser.add_argument("--dev-root", type=Path, default=Path("/"), help="what has the driver's /dev (%(default)s)")
     parser.add_argument("--stages", type=int, nargs="+", choices=numbers, metavar="N", help="these alone")
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all stages (%(default)g)")
     parser.add_argument(
@@ -89,6 +90,7 @@ def _run(stage: Stage, asked: argparse.Namespace, found: Mapping[str, Any], left
         folder=Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")),
         card=cards[0],
         driver_version=found["driver_version"],
+        dev_root=asked.dev_root,
         sysfs=asked.sysfs,
         suite=asked.suite,
         pace=asked.pace,

@@ -9,6 +9,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ HERE: Final = Path(__file__).parent
 NODE_PYTHON: Final = "/usr/bin/python3"
 PATIENCE: Final = 20.0
 """Seconds for one command; attaching to a card without persistence mode takes some."""
+_TAIL: Final = 300
 _FAULTS: Final = {2: "out of memory", 700: "illegal address", 716: "misaligned address", 805: "no MPS server reached"}
 
 
@@ -39,7 +41,6 @@ class Place:
         env: as Allocate has it, in place of the same variables of this process.
         mounts: source, target and whether read-only.
         cgroups: files of processes.
-        root: that takes the place of `/`.
         user: in place of root.
         library: libcuda as the client finds it; by default as the driver's root has it.
         python: that runs the client; by default ours, or the node's for another user.
@@ -48,7 +49,6 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[tuple[str, str, bool]] = ()
     cgroups: Sequence[str] = ()
-    root: str = ""
     user: int | None = None
     library: str = ""
     python: str = ""
@@ -57,28 +57,36 @@ class Place:
         """Return what `inside.py` reads."""
         found: dict[str, Any] = {"cgroups": list(self.cgroups)}
         found |= {"mounts": list(self.mounts)} if self.mounts else {}
-        found |= {"root": self.root} if self.root else {}
         return found | ({"user": self.user} if self.user is not None else {})
 
 
 class Client:
     """A started client; one that is not told to do anything uses no card."""
 
-    def __init__(self, machine: Machine, place: Place | None = None) -> None:
+    def __init__(self, machine: Machine, place: Place | None = None, starter: Sequence[str] = ()) -> None:
+        """Start a client.
+
+        Args:
+            machine: whose driver it uses.
+            place: where it runs.
+            starter: a command that executes it, in place of `inside.py`.
+        """
         place = place or Place()
         found = machine.library("libcuda.so.1")
         library = place.library or str(found or "libcuda.so.1")
         env = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "NVIDIA_"))}
-        if found is not None and machine.driver_root != Path("/") and not place.root:
+        if found is not None and machine.driver_root != Path("/") and not starter:
             env["LD_LIBRARY_PATH"] = str(found.parent)  # libcuda loads others of the driver by name
         if (state := os.environ.get("CUDA_MOCK_STATE")) is not None:
             env["CUDA_MOCK_STATE"] = state
         source = (HERE / "cuda_client.py").read_text(encoding="utf-8")  # another user may not be able to read the file
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the client
         inside = [sys.executable, "-I", str(HERE / "inside.py"), json.dumps(place.described())]
         self._process = subprocess.Popen(
-            [*inside, place.python or _python(place), "-I", "-c", source, library],
+            [*(starter or inside), place.python or _python(place), "-I", "-c", source, library],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             env={**env, **place.env},
             cwd="/",
             bufsize=0,
@@ -100,7 +108,7 @@ class Client:
         try:
             self._process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
         except OSError:
-            raise Unanswered(f"a client ended with {self._process.wait()} before `{do}`") from None
+            raise self._gone(do) from None
 
     def hear(self, do: str, patience: float = PATIENCE) -> Mapping[str, Any]:
         """Return the reply to a command.
@@ -116,10 +124,16 @@ class Client:
                 raise Unanswered(f"a client did not answer `{do}` within {patience:g} s")
             data = os.read(self._process.stdout.fileno(), 1 << 16)
             if not data:
-                raise Unanswered(f"a client ended with {self._process.wait()} before it answered `{do}`")
+                raise self._gone(do)
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         return dict(json.loads(line))
+
+    def _gone(self, do: str) -> Unanswered:
+        status = self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()[-_TAIL:]
+        return Unanswered(f"a client ended with {status} before it answered `{do}`{f': {said}' if said else ''}")
 
     def ask(self, do: str, patience: float = PATIENCE, **more: Any) -> Mapping[str, Any]:
         """Send a command and return its reply, an error of CUDA included."""
@@ -154,6 +168,7 @@ class Client:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+        self._errors.close()
 
 
 def _python(place: Place) -> str:

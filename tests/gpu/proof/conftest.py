@@ -45,9 +45,14 @@ def driver(short_path: Path, link: Callable[..., None], libcuda: Path, monkeypat
     (mock.path.parent / "libcuda.so.1").symlink_to(libcuda.name)
     mock.path.rename(mock.path.with_name("libnvidia-ml.so.570.1"))
     mock.path.symlink_to("libnvidia-ml.so.570.1")
+    (mock.root / "dev").mkdir()
+    for name in ("nvidiactl", "nvidia1"):
+        (mock.root / "dev" / name).touch()
     short_path.chmod(0o755)  # a client of another user finds the driver, too
     mock.path.with_name("nvml.state").chmod(0o666)
-    monkeypatch.setenv("CUDA_MOCK_STATE", str(mock.path.with_name("nvml.state")))
+    state = short_path / "nvml.state"  # also seen where the driver's root is not
+    state.hardlink_to(mock.path.with_name("nvml.state"))
+    monkeypatch.setenv("CUDA_MOCK_STATE", str(state))
     return mock
 
 
@@ -81,7 +86,16 @@ def prove(driver: MockNvml, tmp_path: Path) -> Callable[..., Proved]:
 
     def run(number: int, *options: str) -> Proved:
         out = tmp_path / "report"
-        places = ["--driver-root", str(driver.root), "--sysfs", str(driver.sysfs), "--out", str(out)]
+        places = [
+            "--driver-root",
+            str(driver.root),
+            "--dev-root",
+            str(driver.root),
+            "--sysfs",
+            str(driver.sysfs),
+            "--out",
+            str(out),
+        ]
         command = [sys.executable, "-m", "tests.gpu.proof", *places, "--suite", "mock", "--pace", "20"]
         done = subprocess.run([*command, "--stages", str(number), *options], cwd=ROOT, check=False)
         (stage,) = json.loads((out / "report.json").read_text())["stages"]

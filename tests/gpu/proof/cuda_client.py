@@ -133,12 +133,12 @@ class Cuda:
 
     def function(self, name: str) -> Any:
         if not self.module:
-            self.load()
+            self.compile()
         found = POINTER()
         self.call("cuModuleGetFunction", ctypes.byref(found), self.module, name.encode())
         return found
 
-    def load(self) -> None:
+    def compile(self) -> None:
         for target in TARGETS:
             try:
                 self.call("cuModuleLoadData", ctypes.byref(self.module), (KERNELS % target).encode())
@@ -190,6 +190,23 @@ class Cuda:
 
     def progress(self) -> dict[str, Any]:
         return {"launches": self.launches, "failed": self.failed}
+
+    def load(self, names: list[str]) -> dict[str, Any]:
+        """Load libraries by their names; return why one cannot be."""
+        said: dict[str, Any] = {}
+        for name in names:
+            try:
+                ctypes.CDLL(name)
+                said[name] = ""
+            except OSError as error:
+                said[name] = str(error)
+        return said
+
+    def mapped(self) -> dict[str, Any]:
+        """Return the files of the driver that this process has mapped."""
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        paths = {line.split(maxsplit=5)[5] for line in lines if "/" in line}
+        return {"files": sorted(path for path in paths if "libcuda" in path or "libnvidia" in path)}
 
     def replace(self, path: str) -> dict[str, Any]:
         """Try what a tenant may try with what is mounted: to delete it, to rename it, to put something in its place."""

@@ -1,7 +1,7 @@
 """Executes a command where a container would have it: `python -I inside.py PLACE COMMAND...`, PLACE being JSON.
 
 Owns: in this order cgroups (`cgroups`, files of processes), a mount namespace with bind mounts (`mounts`: source,
-target, read-only), a root (`root`), and a user (`user`). What is not named stays as it is.
+target, read-only), and a user (`user`). What is not named stays as it is.
 Refuses: imports of ours: it runs with the bare interpreter.
 """
 
@@ -42,14 +42,11 @@ def main() -> None:
     place = json.loads(place)
     for file in place.get("cgroups", ()):
         Path(file).write_text("0")
-    if "mounts" in place or "root" in place:
+    if "mounts" in place:
         check(LIBC.unshare(NEW_MOUNTS), "a mount namespace")
         mount("", "/", PRIVATE | RECURSIVE)
-        for source, target, read_only in place.get("mounts", ()):
+        for source, target, read_only in place["mounts"]:
             bind(source, target, read_only)
-    if "root" in place:
-        os.chroot(place["root"])
-        os.chdir("/")
     if "user" in place:
         os.setgroups([])
         os.setgid(place["user"])

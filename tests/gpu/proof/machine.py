@@ -7,6 +7,7 @@ Refuses: to load a library of the driver: that is done in processes that may han
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ class Machine:
         folder: of the stage's own, with a short path; it is removed afterwards.
         card: that is tried: `uuid`, `index`, `minor`, `model`, `memory` (bytes), `mig`, `compute_capability`.
         driver_version: of the kernel driver.
+        dev_root: what has the driver's /dev.
         sysfs: where sysfs is mounted.
         suite: for which machine the GPU suite is run: `real`, or `mock` to try the stage itself.
         pace: by which long waits are divided, to try a stage itself.
@@ -41,6 +43,7 @@ class Machine:
     folder: Path
     card: Mapping[str, Any] = field(default_factory=dict)
     driver_version: str = ""
+    dev_root: Path = Path("/")
     sysfs: Path = Path("/sys")
     suite: str = "real"
     pace: float = 1.0
@@ -53,7 +56,7 @@ class Machine:
     def load(cls, text: str) -> Self:
         """Return the machine that `dump` has written."""
         values = json.loads(text)
-        return cls(**values | {name: Path(values[name]) for name in ("driver_root", "folder", "sysfs")})
+        return cls(**values | {name: Path(values[name]) for name in ("driver_root", "dev_root", "folder", "sysfs")})
 
     def library(self, name: str) -> Path | None:
         """Return a library below the driver's root; None where only the dynamic linker may know one."""
@@ -75,6 +78,13 @@ class Machine:
         if os.geteuid() != 0:
             raise Skipped(f"needs root, for {what_for}")
 
+    def need_mounts(self, what_for: str) -> None:
+        """Raise `Skipped` unless this is root that may mount."""
+        self.need_root(what_for)
+        done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Skipped(f"needs root that may make mount namespaces, for {what_for}: {done.stderr.strip()}")
+
     def need_cuda(self) -> None:
         """Raise `Skipped` where clients would find no libcuda."""
         if self.library("libcuda.so.1") is None and self.driver_root != Path("/"):
@@ -94,7 +104,7 @@ class Machine:
 
     def need_mps(self) -> None:
         """Raise `Skipped` where MPS cannot run or has no limits."""
-        self.need_root("mounts of MPS")
+        self.need_mounts("MPS, whose clients share mounts with it")
         self.need_cuda()
         self.need_whole_card()
         if self.program(MPS_CONTROL) is None:

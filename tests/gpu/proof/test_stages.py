@@ -86,6 +86,31 @@ def test_faults_of_mps_are_survived(prove: Prove, programs: Path) -> None:
     assert "the control daemon was started again" in result.seen
 
 
+@pytest.mark.node
+def test_a_spec_is_complete_for_cuda(prove: Prove) -> None:
+    result = prove(CDI)
+    assert (result.verdict, result.reason) == ("passed", "")
+    assert len([one for one in result.seen if one.endswith("libcuda.so.1 loads")]) == 3
+
+
+@pytest.mark.node
+def test_a_library_that_is_not_in_the_spec_fails_the_stage(prove: Prove, driver: MockNvml) -> None:
+    library, elsewhere = driver.path.with_name("libcuda.so.570.1"), driver.root / "opt"
+    elsewhere.mkdir()
+    library.rename(elsewhere / library.name)
+    library.with_name("libcuda.so.1").unlink()
+    library.with_name("libcuda.so.1").symlink_to(elsewhere / library.name)
+    result = prove(CDI)
+    assert (result.verdict, result.status) == ("failed", 1)
+    assert "libcuda.so.1: cannot open shared object file" in result.reason
+
+
+def test_kubelet_is_answered_beside_a_busy_card(prove: Prove) -> None:
+    result = prove(LOAD)
+    assert (result.verdict, result.reason) == ("passed", "")
+    assert result.figures["units"] > 10_000
+
+
 def test_stages_of_mps_are_skipped_by_name_where_the_driver_has_no_programs(prove: Prove) -> None:
     result = prove(MPS_LIMITS)
     assert (result.verdict, result.status) == ("skipped", 0)

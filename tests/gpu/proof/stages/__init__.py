@@ -18,4 +18,6 @@ STAGES: Final = (
     Stage(6, "mps_faults", 60, "what is lost and what is said when a part of MPS ends"),
     Stage(7, "xids", 40, "faults of an application arrive as XIDs and take no card"),
     Stage(8, "driver_process", 60, "a stopped or killed driver process disturbs no job"),
+    Stage(9, "cdi", 60, "the CDI spec has all that CUDA needs"),
+    Stage(10, "load", 40, "preferred allocation and Allocate beside a saturated card"),
 )
