@@ -37,7 +37,9 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dev-root", type=Path, default=Path("/"), help="what has the driver's /dev (%(default)s)")
     parser.add_argument("--stages", type=int, nargs="+", choices=numbers, metavar="N", help="these alone")
-    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all stages (%(default)g)")
+    parser.add_argument(
+        "--budget", type=float, help=f"seconds for all stages ({BUDGET:g}, more with --change-settings)"
+    )
     parser.add_argument(
         "--change-settings",
         action="store_true",
@@ -63,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     running.adopt_orphans()
     stages = chosen(asked.stages, settings=asked.change_settings)
     report = Report(asked.out, found, stages)
+    asked.budget = asked.budget or BUDGET + sum(stage.seconds for stage in stages if stage.settings)
     end = time.monotonic() + asked.budget
     for stage in stages:
         result = _run(stage, asked, found, end - time.monotonic())

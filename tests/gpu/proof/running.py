@@ -59,7 +59,7 @@ def run(stage: Stage, machine: Machine, deadline: float) -> Result:
     process.wait()
     seconds = time.monotonic() - started
     printed = log.read_text(errors="replace")[-_TAIL:].strip()
-    left = [*_undone(notes.read()), *_emptied(machine.folder)]
+    left = [*undone(notes.read()), *_emptied(machine.folder)]
     result = judged(stage, notes.read(), seconds, f"did not end within {deadline:.0f} s" if overdue else "", printed)
     notes.file.unlink(missing_ok=True)
     if left:
@@ -111,7 +111,7 @@ def end_descendants(seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def _undone(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def undone(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Take back what a stage has changed, the last change first; return what could not be."""
     left = []
     for kind, *what in reversed([line["undo"] for line in lines if "undo" in line]):

@@ -1,6 +1,7 @@
 """The proof's own rules: what it says without a card, how a stage ends, and that nothing is left behind."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.gpu.conftest import MockNvml
 from tests.gpu.proof import __main__ as command
 from tests.gpu.proof.machine import ROOT
 from tests.gpu.proof.report import hardware_row, markdown
-from tests.gpu.proof.running import judged
+from tests.gpu.proof.running import judged, undone
 from tests.gpu.proof.stage import Notes, Stage
 from tests.gpu.proof.stages import STAGES
 
@@ -61,6 +62,35 @@ def test_stages_that_change_settings_run_only_when_that_was_asked_for() -> None:
     usual = command.chosen(None, settings=False)
     assert not any(stage.settings for stage in usual)
     assert command.chosen(None, settings=True) == list(STAGES)
+
+
+def test_the_page_has_the_stages_as_they_are() -> None:
+    page = (ROOT / "docs" / "gpu-hardware.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\w+) \| ([^|]+) \|", page, flags=re.MULTILINE)
+    assert [(int(number), float(seconds), name, proves) for number, seconds, name, proves in rows] == [
+        (stage.number, stage.seconds, stage.name, stage.proves) for stage in STAGES
+    ]
+
+
+def test_what_a_stage_has_noted_is_taken_back_the_last_change_first(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "notes")
+    folder, link = tmp_path / "made", tmp_path / "link"
+    notes.undo("rmdir", str(folder))
+    folder.mkdir()
+    notes.undo("unlink", str(link))
+    link.symlink_to("/nowhere")
+    notes.undo("run", "rm", str(folder / "file"))
+    (folder / "file").touch()
+    assert undone(notes.read()) == []
+    assert not folder.exists()
+    assert not link.is_symlink()
+
+
+def test_what_cannot_be_taken_back_is_said(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "notes")
+    notes.undo("run", "false")
+    (left,) = undone(notes.read())
+    assert left.startswith("left behind: `run false` failed")
 
 
 def test_all_stages_but_those_that_change_settings_take_less_than_ten_minutes() -> None:

@@ -69,6 +69,16 @@ def test_limits_of_mps_are_measured(prove: Prove, programs: Path) -> None:
 
 
 @pytest.mark.node
+def test_a_limit_that_does_not_hold_fails_the_stage(
+    prove: Prove, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MOCK_GENEROUS", "1")
+    result = prove(MPS_LIMITS)
+    assert (result.verdict, result.status) == ("failed", 1)
+    assert "8 units: 8858370048 bytes were allocated beyond the limit of 8589934592" in result.reason
+
+
+@pytest.mark.node
 def test_evasions_of_mps_are_written_down(prove: Prove, programs: Path) -> None:
     result = prove(MPS_EVASION)
     assert (result.verdict, result.reason) == ("recorded", "")

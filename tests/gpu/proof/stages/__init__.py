@@ -20,4 +20,9 @@ STAGES: Final = (
     Stage(8, "driver_process", 60, "a stopped or killed driver process disturbs no job"),
     Stage(9, "cdi", 60, "the CDI spec has all that CUDA needs"),
     Stage(10, "load", 40, "preferred allocation and Allocate beside a saturated card"),
+    Stage(11, "exclusive_mode", 240, "MPS in exclusive mode, and the mode set back", settings=True),
+    Stage(12, "mig_mode", 300, "a card that is divided while it is used, and its instances", settings=True),
+    Stage(13, "reset", 150, "a card that is reset comes back", settings=True),
+    Stage(14, "unplug", 200, "a card that leaves the bus is found again", settings=True),
+    Stage(15, "kernel_limits", 60, "whether the kernel limits a cgroup's memory of the card", settings=True),
 )

@@ -5,6 +5,7 @@ Refuses: a processor that is busy, too: the job computes on the card alone.
 """
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ def run(machine: Machine, notes: Notes) -> None:
     """Measure with the card idle, then with the card busy."""
     machine.need_cuda()
     machine.need_whole_card()
+    notes.figure("load average of the machine", os.getloadavg()[0])
     unit = max(1, math.ceil((machine.card["memory"] >> 20) / _UNITS))
     with node(machine, f'unit = "{unit}Mi"\nmax_units_per_card = {_UNITS}') as one:
         ids = sorted(one.kubelet.stand_in.resources[MEM].reported)
