@@ -1,11 +1,12 @@
 """`python -m tests.gpu.proof`, which `make gpu-proof` runs: proves on a real card what simulated ones cannot.
 
 Owns: the command line, the time for the whole, and the exit status: 0 nothing failed, 1 a stage failed, 2 a wrong
-option, 3 there is no card here.
+option, 3 there is no card here, 130 it was interrupted.
 Refuses: settings of a card or the machine, unless it is asked for them.
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from tests.gpu.proof.stages import STAGES
 
 FAILED: Final = 1
 NO_CARD: Final = 3
+INTERRUPTED: Final = 130
 BUDGET: Final = 570.0
 """Seconds: what a command of ten minutes leaves after the look for cards."""
 _LEAST: Final = 5.0
@@ -63,15 +65,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"there is no card to prove anything on: {why}; nothing was run, and no report is written")
         return NO_CARD
     running.adopt_orphans()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what limits the time of commands sends it
     stages = chosen(asked.stages, settings=asked.change_settings)
     report = Report(asked.out, found, stages)
     asked.budget = asked.budget or BUDGET + sum(stage.seconds for stage in stages if stage.settings)
     end = time.monotonic() + asked.budget
-    for stage in stages:
-        result = _run(stage, asked, found, end - time.monotonic())
-        report.add(result)
-        _say(f"{stage.number:>2} {stage.name:<16} {result.verdict:<9} {result.seconds:>6.1f} s  {result.reason}")
-    report.write()
+    try:
+        for stage in stages:
+            result = _run(stage, asked, found, end - time.monotonic())
+            report.add(result)
+            _say(f"{stage.number:>2} {stage.name:<16} {result.verdict:<9} {result.seconds:>6.1f} s  {result.reason}")
+    except KeyboardInterrupt:
+        _say("interrupted: the report has the stages before")
+        return INTERRUPTED
+    finally:
+        report.write()
     _say(f"report: {' and '.join(str(asked.out / name) for name in FILES)}")
     return FAILED if any(result.verdict == "failed" for result in report.results) else 0
 

@@ -71,7 +71,8 @@ class Client:
             place: where it runs.
             starter: a command that executes it, in place of `inside.py`.
         """
-        place = place or Place()
+        # CUDA has an order of its own: without a name it would be another card on a machine with several.
+        place = place or Place(env={"CUDA_VISIBLE_DEVICES": machine.card["uuid"]})
         found = machine.library("libcuda.so.1")
         library = place.library or str(found or "libcuda.so.1")
         env = {
@@ -152,6 +153,11 @@ class Client:
         if "error" in reply:
             raise Disproved(f"`{do}` of a client: {failure(reply)}")
         return reply
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
 
     def ended_by(self, seconds: float) -> int | None:
         """Return its exit status, negative for a signal; None while it runs after some seconds."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 KERNELS = """
-.version 6.4
+.version %s
 .target %s
 .address_size 64
 .visible .entry mark(.param .u64 place, .param .u32 value) {
@@ -57,8 +57,8 @@ again:
     ret;
 }
 """
-TARGETS = ("sm_50", "sm_70", "sm_75", "sm_80")
-"""A driver that no longer knows the first ones takes a later one."""
+TARGETS = (("6.4", "sm_50"), ("6.4", "sm_75"), ("7.0", "sm_80"), ("7.8", "sm_90"))
+"""Version of PTX and the least card. A driver that no longer knows the first ones takes a later one."""
 THREADS, BLOCKS = 128, 4
 MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 U64, U32, POINTER = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p

@@ -4,6 +4,8 @@ Owns: which processes of MPS run, and the end of them: the control daemon outliv
 Refuses: the card's compute mode: `exclusive_process = false` everywhere.
 """
 
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +16,9 @@ from tests.gpu.proof.clients import Client
 from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.node import MPS, Node, node
 from tests.gpu.proof.running import descendants
-from tests.gpu.proof.stage import Disproved
+from tests.gpu.proof.stage import Disproved, Notes
 
+from nodeplug_gpu.mps.client import PIPES
 from nodeplug_gpu.mps.record import recorded
 
 SERVER: Final = "nvidia-cuda-mps-server"
@@ -45,6 +48,10 @@ class Mps:
                 continue
         return 0
 
+    def kill_server(self) -> None:
+        """Kill the server."""
+        kill(self.server, "server of MPS below its control daemon")
+
     def client(self, granted: Any, env: Mapping[str, str | None] | None = None, **more: Any) -> Client:
         """Start a client of a pod, with other variables where they are named; None removes one."""
         place = self.node.place(granted)
@@ -54,11 +61,29 @@ class Mps:
         return Client(self.node.machine, self.node.place(granted, **{"env": found} | more))
 
 
+def leave_no_mount_point(notes: Notes) -> None:
+    """Note that the folder goes which clients have the pipes mounted on: they share /tmp with the node."""
+    if not Path(PIPES).exists():
+        notes.undo("rmdir", PIPES)
+
+
 @contextmanager
-def mps(machine: Machine) -> Iterator[Mps]:
+def mps(machine: Machine, notes: Notes) -> Iterator[Mps]:
     """Run a node with MPS. The control daemon outlives it by design; the runner ends what is left of a stage."""
+    leave_no_mount_point(notes)
     with node(machine, MPS) as one:
         yield Mps(one)
+
+
+def kill(pid: int, what: str) -> None:
+    """Kill a process that was found; 0 would be a whole group.
+
+    Raises:
+        Disproved: none was found.
+    """
+    if not pid:
+        raise Disproved(f"there is no {what} that could be killed")
+    os.kill(pid, signal.SIGKILL)
 
 
 def limit_of(granted: Any) -> int:

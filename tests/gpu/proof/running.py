@@ -26,6 +26,8 @@ from nodeplug.testing import folders
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _TAIL: Final = 600
 """Characters of what a crashed stage has printed last."""
+_KILLED: Final = 5.0
+"""Seconds that a killed process has to end."""
 _UNDO: Final = 60.0
 """Seconds that a command may take that takes something back."""
 
@@ -47,24 +49,38 @@ def run(stage: Stage, machine: Machine, deadline: float) -> Result:
     notes.file.unlink(missing_ok=True)
     started = time.monotonic()
     log = machine.folder / "stage.log"
+    overdue = True
+    try:
+        overdue = not _ended(stage, machine, notes, log, deadline)
+    finally:  # also when somebody interrupts the whole
+        end_descendants()
+        seconds = time.monotonic() - started
+        printed = log.read_text(errors="replace")[-_TAIL:].strip() if log.exists() else ""
+        left = [*undone(notes.read()), *_emptied(machine.folder)]
+        lines = notes.read()
+        notes.file.unlink(missing_ok=True)
+    result = judged(stage, lines, seconds, f"did not end within {deadline:.0f} s" if overdue else "", printed)
+    if left:
+        return replace(result, verdict="failed", reason="; ".join([result.reason, *left]).removeprefix("; "))
+    return result
+
+
+def _ended(stage: Stage, machine: Machine, notes: Notes, log: Path, deadline: float) -> bool:
+    """Run the process of a stage; return whether it has ended by itself."""
     command = [sys.executable, "-m", "tests.gpu.proof.child", stage.name, str(notes.file), machine.dump()]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
-        with suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(deadline)
-    overdue = process.poll() is None
-    end_descendants()
-    process.wait()
-    seconds = time.monotonic() - started
-    printed = log.read_text(errors="replace")[-_TAIL:].strip()
-    left = [*undone(notes.read()), *_emptied(machine.folder)]
-    result = judged(stage, notes.read(), seconds, f"did not end within {deadline:.0f} s" if overdue else "", printed)
-    notes.file.unlink(missing_ok=True)
-    if left:
-        return replace(result, verdict="failed", reason="; ".join([result.reason, *left]).removeprefix("; "))
-    return result
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):  # not even SIGKILL ends what hangs in the driver
+                process.wait(_KILLED)
+    return True
 
 
 def judged(

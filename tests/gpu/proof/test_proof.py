@@ -16,6 +16,8 @@ from tests.gpu.proof.running import judged, undone
 from tests.gpu.proof.stage import Notes, Stage
 from tests.gpu.proof.stages import STAGES
 
+from nodeplug.testing.waiting import until
+
 STAGE = Stage(7, "xids", 40, "something")
 
 
@@ -30,6 +32,29 @@ def test_without_a_card_it_says_so_in_one_sentence_and_writes_no_report(tmp_path
     (line,) = done.stdout.splitlines()
     assert line.startswith("there is no card to prove anything on: there is no libnvidia-ml.so.1 below")
     assert not (tmp_path / "report").exists()
+
+
+def bare(python: Path, tmp_path: Path) -> "subprocess.CompletedProcess[str]":
+    """Run it as from a checkout that was not set up."""
+    options = ["--driver-root", str(tmp_path), "--out", str(tmp_path / "report")]
+    made = [str(ROOT / ".ci" / "gpu-proof"), str(python), str(tmp_path / "no-venv"), "", *options]
+    return subprocess.run(made, capture_output=True, text=True, check=False)
+
+
+def test_from_a_bare_checkout_it_runs_with_packages_that_are_there(tmp_path: Path) -> None:
+    done = bare(Path(sys.executable), tmp_path)
+    assert (done.returncode, done.stderr) == (command.NO_CARD, "")
+    assert done.stdout.startswith("there is no card")
+
+
+def test_packages_that_are_missing_are_named_with_the_way_to_get_them(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without installed packages
+    python.chmod(0o755)
+    done = bare(python, tmp_path)
+    assert done.returncode == 2
+    assert "this Python lacks, for the proof: pluggy>=1.5 pydantic" in done.stderr
+    assert "make gpu-proof WHEELS=wheels" in done.stderr
 
 
 def test_a_driver_that_shows_no_card_is_no_failure(driver: MockNvml, tmp_path: Path) -> None:
@@ -56,6 +81,20 @@ def test_a_stage_that_does_not_end_is_killed_with_all_that_it_started_and_the_ne
     assert (first["verdict"], second["verdict"]) == ("recorded", "failed")
     assert second["reason"].startswith("did not end within")
     assert any(one["name"] == "index and minor number" for one in second["figures"])
+
+
+def test_who_is_told_to_end_takes_everything_back_first(driver: MockNvml, tmp_path: Path) -> None:
+    driver.hang("nvmlDeviceGetSupportedEventTypes")
+    out = tmp_path / "report"
+    places = ["--driver-root", str(driver.root), "--sysfs", str(driver.sysfs), "--out", str(out), "--suite", "mock"]
+    command_line = [sys.executable, "-m", "tests.gpu.proof", *places, "--stages", "0", "1"]
+    running = subprocess.Popen(command_line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    until(lambda: (out / "report.json").exists() and driver.calls("nvmlDeviceGetSupportedEventTypes"))
+    running.terminate()
+    said, _ = running.communicate()
+    assert (running.returncode, "interrupted" in said) == (command.INTERRUPTED, True)
+    document = json.loads((out / "report.json").read_text())
+    assert ([one["number"] for one in document["stages"]], document["missing"]) == ([0], [1])
 
 
 def test_stages_that_change_settings_run_only_when_that_was_asked_for() -> None:
@@ -94,7 +133,7 @@ def test_what_cannot_be_taken_back_is_said(tmp_path: Path) -> None:
 
 
 def test_all_stages_but_those_that_change_settings_take_less_than_ten_minutes() -> None:
-    assert sum(stage.seconds for stage in STAGES if not stage.settings) <= 600
+    assert sum(stage.seconds for stage in STAGES if not stage.settings) <= command.BUDGET
     assert command.BUDGET < 600
 
 

@@ -11,8 +11,9 @@ from typing import Final
 
 from tests.gpu.proof.clients import Client
 from tests.gpu.proof.machine import Machine
+from tests.gpu.proof.mps import kill
 from tests.gpu.proof.node import Node, node
-from tests.gpu.proof.stage import Notes
+from tests.gpu.proof.stage import Disproved, Notes
 
 from nodeplug.testing.waiting import until
 
@@ -34,12 +35,14 @@ def run(machine: Machine, notes: Notes) -> None:
         job.do("work", seconds=3600.0, blocks=8)
         registrations, streams = len(one.kubelet.registrations), one.streams()
         stopped = one.driver_process()
+        if not stopped:
+            raise Disproved("the daemon has no driver process")
         os.kill(stopped, signal.SIGSTOP)
         time.sleep(still)
         _replaced(one, notes, stopped, "stood still")
         for number in range(_KILLS):
             pid = one.driver_process()
-            os.kill(pid, signal.SIGKILL)
+            kill(pid, "driver process")
             _replaced(one, notes, pid, f"was killed, {number + 1}")
         card = one.until_card(state="healthy")
         notes.expect(card["allocatable"], f"the card is not allocatable: {card['reason']}")

@@ -7,7 +7,7 @@ Refuses: to run unless settings may be changed.
 from tests.gpu.proof import settings
 from tests.gpu.proof.clients import Client, failure
 from tests.gpu.proof.machine import Machine
-from tests.gpu.proof.mps import Mps
+from tests.gpu.proof.mps import Mps, leave_no_mount_point
 from tests.gpu.proof.node import node
 from tests.gpu.proof.stage import Notes
 
@@ -22,6 +22,7 @@ def run(machine: Machine, notes: Notes) -> None:
     machine.need_mps()
     before = settings.keep_compute_mode(machine, notes)
     notes.figure("compute mode before", before)
+    leave_no_mount_point(notes)
     with node(machine, "mps = {}") as one:
         mode = settings.query(machine, "compute_mode")
         notes.expect(mode == "Exclusive_Process", f"with MPS the compute mode is {mode}")

@@ -24,7 +24,7 @@ from nodeplug_gpu.driver.nvml import Reader
 PODS: Final = 16
 _POLL_LIMIT: Final = 50.0
 """Milliseconds that a poll may take."""
-_WATCHED: Final = 15.0
+_WATCHED: Final = 10.0
 """Seconds for which the driver's process is watched."""
 
 

@@ -29,7 +29,7 @@ def run(machine: Machine, notes: Notes) -> None:
     """Try each way, and write down how far it leads."""
     machine.need_mps()
     machine.need_units(2 * _UNITS + 4)
-    with mps(machine) as one:
+    with mps(machine, notes) as one:
         granted = one.node.admit("tenant", _UNITS)
         limit = limit_of(granted)
         notes.figure("limit", limit, "bytes")

@@ -4,14 +4,12 @@ Owns: that a card which is offered has clients that work.
 Refuses: to ask that neighbours survive: MPS decides that, and it is written down.
 """
 
-import os
-import signal
 import time
 from typing import Any, Final
 
 from tests.gpu.proof.clients import Client, Unanswered, failure
 from tests.gpu.proof.machine import Machine
-from tests.gpu.proof.mps import Mps, mps
+from tests.gpu.proof.mps import Mps, kill, mps
 from tests.gpu.proof.stage import Disproved, Notes
 
 from nodeplug.testing.waiting import until
@@ -22,28 +20,26 @@ _NOTICED: Final = 13.0
 _BACK: Final = 22.0
 """Seconds after which a recovery is no longer waited for."""
 _ATTEMPT: Final = 4.0
+_FAILED_ENDS: Final = 6.0
+"""Seconds after which a neighbour that has failed is ended."""
 
 
 def run(machine: Machine, notes: Notes) -> None:
     """Break one part after the other, the smallest first."""
     machine.need_mps()
     machine.need_units(20)
-    with mps(machine) as one:
+    with mps(machine, notes) as one:
         granted = one.node.admit("tenant", 8)
         neighbour = one.node.admit("neighbour", 8)
         _attack(one, notes, granted)
         _break(one, notes, granted, neighbour, "a client with an illegal address", lambda: _illegal(one, granted))
-        server = one.server
-        if server:
-            _break(one, notes, granted, neighbour, "the server was killed", lambda: os.kill(one.server, signal.SIGKILL))
-        else:
-            notes.lacking("no server of MPS was found below its control daemon, so none was killed")
+        try:
+            _break(one, notes, granted, neighbour, "the server was killed", one.kill_server)
+        except Disproved as error:
+            notes.lacking(str(error))
         control = one.control
-        if not control:
-            raise Disproved("no record of the control daemon was found")
-        _break(
-            one, notes, granted, neighbour, "the control daemon was killed", lambda: os.kill(control, signal.SIGKILL)
-        )
+        what = "the control daemon was killed"
+        _break(one, notes, granted, neighbour, what, lambda: kill(control, "record of the control daemon"))
         until(lambda: one.control not in {0, control}, 20, one.node.state)
         notes.seen("the control daemon was started again")
 
@@ -76,13 +72,18 @@ def _break(one: Mps, notes: Notes, granted: Any, neighbour: Any, what: str, act:
         beside.do("work", seconds=600.0, blocks=4)
         act()
         broken = time.monotonic()
-        _recovers(one, notes, granted, what, broken)
-        notes.seen(f"{what}: the neighbour {_how(beside)}")
+        if _recovers(one, notes, granted, beside, what, broken):
+            notes.seen(f"{what}: the neighbour {_how(beside)}")
 
 
-def _recovers(one: Mps, notes: Notes, granted: Any, what: str, broken: float) -> None:
-    """Start clients until one works; meanwhile the card must not stay allocatable."""
-    untrue, said = 0.0, set()
+def _recovers(one: Mps, notes: Notes, granted: Any, beside: Client, what: str, broken: float) -> bool:
+    """Start clients until one works; meanwhile the card must not stay allocatable.
+
+    Returns:
+        Whether the neighbour was left alone. One that has failed keeps the server of MPS from serving new clients as
+        long as it runs ("Client Termination" and "GPU exception" in NVIDIA's documentation); a real one would end.
+    """
+    untrue, said, left_alone = 0.0, set(), True
     while True:
         before = bool(one.node.card().get("allocatable"))
         why = _why_not(one, granted)
@@ -93,6 +94,10 @@ def _recovers(one: Mps, notes: Notes, granted: Any, what: str, broken: float) ->
         said |= {card.get("reason") or "nothing"}
         if before and card.get("allocatable"):
             untrue = now
+        if left_alone and now > _FAILED_ENDS and (how := _how(beside)) != "goes on":
+            notes.seen(f"{what}: the neighbour {how}, and is ended after {now:.0f} s, since no client works")
+            beside.kill()
+            left_alone = False
         if now > _BACK:
             notes.expect(False, f"{what}: after {now:.0f} s clients still fail: {why}")
             break
@@ -102,6 +107,7 @@ def _recovers(one: Mps, notes: Notes, granted: Any, what: str, broken: float) ->
     if said:
         notes.seen(f"{what}: nodeplug says: {'; '.join(sorted(said))}")
     notes.expect(untrue <= _NOTICED, f"{what}: after {untrue:.0f} s the card was allocatable, and clients failed")
+    return left_alone
 
 
 def _why_not(one: Mps, granted: Any) -> str:
