@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from nodeplug_gpu.mps import program
 ROOT: Final = Path(__file__).parents[3]
 GIB: Final = 1 << 30
 CGROUPS: Final = Path("/sys/fs/cgroup")
+CUDA: Final = "libcuda.so.1"
 MPS_CONTROL: Final = "nvidia-cuda-mps-control"
 
 
@@ -87,8 +89,12 @@ class Machine:
 
     def need_cuda(self) -> None:
         """Raise `Skipped` where clients would find no libcuda."""
-        if self.library("libcuda.so.1") is None and self.driver_root != Path("/"):
-            raise Skipped(f"there is no libcuda.so.1 below {self.driver_root}")
+        if self.library(CUDA) is not None:
+            return
+        # For the root `/` the dynamic linker may know a folder that we do not.
+        load = [sys.executable, "-c", f"import ctypes; ctypes.CDLL('{CUDA}')"]
+        if self.driver_root != Path("/") or subprocess.run(load, capture_output=True, check=False).returncode:
+            raise Skipped(f"there is no {CUDA} below {self.driver_root}: it comes with the driver")
 
     def need_whole_card(self) -> None:
         """Raise `Skipped` where the only cards are divided."""

@@ -121,6 +121,13 @@ def test_kubelet_is_answered_beside_a_busy_card(prove: Prove) -> None:
     assert result.figures["units"] > 10_000
 
 
+def test_stages_with_clients_are_skipped_by_name_without_libcuda(prove: Prove, driver: MockNvml) -> None:
+    driver.path.with_name("libcuda.so.1").unlink()
+    result = prove(XIDS)
+    assert (result.verdict, result.status) == ("skipped", 0)
+    assert result.reason.startswith("there is no libcuda.so.1 below")
+
+
 def test_stages_of_mps_are_skipped_by_name_where_the_driver_has_no_programs(prove: Prove) -> None:
     result = prove(MPS_LIMITS)
     assert (result.verdict, result.status) == ("skipped", 0)

@@ -15,7 +15,7 @@ from typing import Final
 from tests.gpu.proof.clients import Client
 from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.node import Node, node
-from tests.gpu.proof.stage import Disproved, Notes
+from tests.gpu.proof.stage import Disproved, Notes, Skipped
 
 from nodeplug_gpu.driver import library
 from nodeplug_gpu.driver.calls import Calls
@@ -42,7 +42,7 @@ def run(machine: Machine, notes: Notes) -> None:
 def _pods(machine: Machine, one: Node, notes: Notes) -> None:
     try:
         machine.need_cuda()
-    except Exception as error:
+    except Skipped as error:
         notes.lacking(f"what pods are given was not used: {error}")
         return
     random, largest, usable = Random(7), max(1, one.units() // PODS), 0
