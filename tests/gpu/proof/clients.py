@@ -26,7 +26,14 @@ NODE_PYTHON: Final = "/usr/bin/python3"
 PATIENCE: Final = 20.0
 """Seconds for one command; attaching to a card without persistence mode takes some."""
 _TAIL: Final = 300
-_FAULTS: Final = {2: "out of memory", 700: "illegal address", 716: "misaligned address", 805: "no MPS server reached"}
+_FAULTS: Final = {
+    2: "out of memory",
+    700: "illegal address",
+    716: "misaligned address",
+    805: "MPS cannot be reached, or is of another version than the driver",
+    806: "MPS does not answer, or is of another version than the driver",
+    807: "the server of MPS is not ready",
+}
 
 
 class Unanswered(Disproved):

@@ -17,7 +17,7 @@ from nodeplug_gpu.driver import library
 from nodeplug_gpu.driver.calls import Calls, NvmlFailure
 from nodeplug_gpu.driver.nvml import Reader
 
-_PATIENCE: Final = 40.0
+PATIENCE: Final = 40.0
 """Seconds: attaching to a card without persistence mode takes some, for each card."""
 
 
@@ -25,7 +25,7 @@ class NoCard(Exception):
     """There is nothing that could be proved here; the text says why."""
 
 
-def look(driver_root: Path, sysfs: Path, patience: float = _PATIENCE) -> Mapping[str, Any]:
+def look(driver_root: Path, sysfs: Path, patience: float = PATIENCE) -> Mapping[str, Any]:
     """Return the driver's version and its cards.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.gpu.conftest import MockNvml
 from tests.gpu.proof import __main__ as command
+from tests.gpu.proof import probe
 from tests.gpu.proof.machine import ROOT
 from tests.gpu.proof.report import hardware_row, markdown
 from tests.gpu.proof.running import judged, undone
@@ -133,8 +134,8 @@ def test_what_cannot_be_taken_back_is_said(tmp_path: Path) -> None:
 
 
 def test_all_stages_but_those_that_change_settings_take_less_than_ten_minutes() -> None:
-    assert sum(stage.seconds for stage in STAGES if not stage.settings) <= command.BUDGET
-    assert command.BUDGET < 600
+    assert sum(stage.seconds for stage in STAGES if not stage.settings) <= 600
+    assert command.BUDGET + probe.PATIENCE + 30 <= 600
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,14 @@ Prove = Callable[..., Proved]
 PRECONDITIONS, SUITE, GRANTS, OVERUSE, MPS_LIMITS, MPS_EVASION, MPS_FAULTS, XIDS, DRIVER_PROCESS, CDI, LOAD = range(11)
 
 
+def applied(prove: Prove) -> Proved:
+    """Return how the CDI stage ended, where the kernel lets it begin."""
+    result = prove(CDI)
+    if "copied on write" in result.reason:
+        pytest.skip(f"needs overlayfs: {result.reason}")
+    return result
+
+
 def test_preconditions_are_written_down(prove: Prove) -> None:
     result = prove(PRECONDITIONS)
     assert (result.verdict, result.reason) == ("recorded", "")
@@ -98,7 +106,7 @@ def test_faults_of_mps_are_survived(prove: Prove, programs: Path) -> None:
 
 @pytest.mark.node
 def test_a_spec_is_complete_for_cuda(prove: Prove) -> None:
-    result = prove(CDI)
+    result = applied(prove)
     assert (result.verdict, result.reason) == ("passed", "")
     assert len([one for one in result.seen if one.endswith("libcuda.so.1 loads")]) == 3
 
@@ -110,7 +118,7 @@ def test_a_library_that_is_not_in_the_spec_fails_the_stage(prove: Prove, driver:
     library.rename(elsewhere / library.name)
     library.with_name("libcuda.so.1").unlink()
     library.with_name("libcuda.so.1").symlink_to(elsewhere / library.name)
-    result = prove(CDI)
+    result = applied(prove)
     assert (result.verdict, result.status) == ("failed", 1)
     assert "libcuda.so.1: cannot open shared object file" in result.reason
 

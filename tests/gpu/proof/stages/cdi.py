@@ -5,6 +5,7 @@ Refuses: a container runtime: whether one reads the spec as we do is tried elsew
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -114,7 +115,10 @@ def described(specs: Path, names: list[str]) -> Container:
 
 def _use(machine: Machine, notes: Notes, what: str, container: Container) -> None:
     edits = container.edits
-    python = NODE_PYTHON if Path(NODE_PYTHON).exists() else sys.executable
+    # A Python of somebody else's may lie on another file system than the node's root.
+    python, own = NODE_PYTHON, []
+    if not Path(NODE_PYTHON).exists():
+        python, own = os.path.realpath(sys.executable), [(sys.base_prefix, sys.base_prefix)]
     env = dict(word.split("=", 1) for word in edits["env"])
     if not edits["hooks"]:
         env["LD_LIBRARY_PATH"] = _FOR_NONE
@@ -122,7 +126,7 @@ def _use(machine: Machine, notes: Notes, what: str, container: Container) -> Non
         "folder": str(machine.folder / "container"),
         "hide": list(_hidden(machine)),
         "nodes": [(one.get("hostPath", one["path"]), one["path"]) for one in edits["deviceNodes"]],
-        "mounts": [(one["hostPath"], one["containerPath"]) for one in edits["mounts"]],
+        "mounts": [*own, *((one["hostPath"], one["containerPath"]) for one in edits["mounts"])],
         "hooks": edits["hooks"],
         "env": env,
     }

@@ -65,6 +65,7 @@ def _multiprocessors(notes: Notes, granted: Any, seen: Mapping[str, Any], whole:
 def _memory(one: Node, notes: Notes, client: Client, units: int, limit: int) -> None:
     """Allocate to the limit: the step that crosses it must be refused as out of memory, and no step before."""
     base = _told(one, client, 0)
+    notes.expect(base, f"{units} units: NVML does not list the client with its memory")
     reply = client.ask("fill", step=STEP, most=limit + 4 * STEP)
     held = reply["held"]
     notes.figure(f"{units} units: limit", limit, "bytes")
