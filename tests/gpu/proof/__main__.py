@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from tests.gpu.proof import probe, running
 from tests.gpu.proof.machine import ROOT, Machine
+from tests.gpu.proof.patience import patient
 from tests.gpu.proof.report import FILES, Report
 from tests.gpu.proof.stage import Result, Stage
 from tests.gpu.proof.stages import STAGES
@@ -106,7 +107,7 @@ def _run(stage: Stage, asked: argparse.Namespace, found: Mapping[str, Any], left
         suite=asked.suite,
         pace=asked.pace,
     )
-    return running.run(stage, machine, min(stage.seconds, left))
+    return running.run(stage, machine, min(patient(stage.seconds), left))
 
 
 def _say(line: str) -> None:

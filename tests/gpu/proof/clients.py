@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from tests.gpu.proof.machine import Machine
+from tests.gpu.proof.patience import patient
 from tests.gpu.proof.stage import Disproved
 
 HERE: Final = Path(__file__).parent
@@ -127,7 +128,7 @@ class Client:
             Unanswered: none came in time, or the client has ended.
         """
         assert self._process.stdout is not None
-        end = time.monotonic() + patience
+        end = time.monotonic() + patient(patience)
         while b"\n" not in self._buffer:
             left = end - time.monotonic()
             if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
@@ -169,7 +170,7 @@ class Client:
     def ended_by(self, seconds: float) -> int | None:
         """Return its exit status, negative for a signal; None while it runs after some seconds."""
         with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
+            return self._process.wait(patient(seconds))
         return None
 
     def __enter__(self) -> Self:

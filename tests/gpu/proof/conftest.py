@@ -18,6 +18,7 @@ from tests.gpu.conftest import GIB, MockNvml
 from tests.gpu.mps.conftest import CONTROL, SMI
 from tests.gpu.proof.machine import MPS_CONTROL, ROOT
 from tests.gpu.proof.mps import SERVER as SERVER_NAME
+from tests.gpu.proof.patience import VARIABLE
 
 HERE = Path(__file__).parent
 SERVER = "#!/bin/sh\nwhile :; do sleep 1; done\n"
@@ -53,6 +54,7 @@ def driver(short_path: Path, link: Callable[..., None], libcuda: Path, monkeypat
     state = short_path / "nvml.state"  # also seen where the driver's root is not
     state.hardlink_to(mock.path.with_name("nvml.state"))
     monkeypatch.setenv("CUDA_MOCK_STATE", str(state))
+    monkeypatch.setenv(VARIABLE, "10")
     return mock
 
 
@@ -96,7 +98,18 @@ def prove(driver: MockNvml, tmp_path: Path) -> Callable[..., Proved]:
             "--out",
             str(out),
         ]
-        command = [sys.executable, "-m", "tests.gpu.proof", *places, "--suite", "mock", "--pace", "20"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.gpu.proof",
+            *places,
+            "--suite",
+            "mock",
+            "--pace",
+            "20",
+            "--budget",
+            "6000",
+        ]
         done = subprocess.run([*command, "--stages", str(number), *options], cwd=ROOT, check=False)
         (stage,) = json.loads((out / "report.json").read_text())["stages"]
         figures = {one["name"]: one["value"] for one in stage["figures"]}

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from tests.gpu.proof.clients import Place
 from tests.gpu.proof.machine import ROOT, Machine
+from tests.gpu.proof.patience import until
 from tests.gpu.proof.running import descendants
 
 from nodeplug import PluginError
 from nodeplug.commands import inspect
 from nodeplug.testing import BlockingKubelet, ScratchNode
-from nodeplug.testing.waiting import until
 
 MEM: Final = "aliyun.com/gpu-mem"
 MPS: Final = "mps = { exclusive_process = false }"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.gpu.proof.machine import ROOT
+from tests.gpu.proof.patience import patient
 
 from nodeplug_gpu.driver import library
 from nodeplug_gpu.driver.calls import Calls, NvmlFailure
@@ -33,7 +34,7 @@ def look(driver_root: Path, sysfs: Path, patience: float = PATIENCE) -> Mapping[
     """
     command = [sys.executable, "-m", "tests.gpu.proof.probe", str(driver_root), str(sysfs)]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(patience), check=False)
     except subprocess.TimeoutExpired:
         raise NoCard(f"NVIDIA's driver does not answer within {patience:.0f} s") from None
     lines = done.stdout.splitlines()

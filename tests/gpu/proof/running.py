@@ -104,9 +104,10 @@ def judged(
 def descendants(of: int) -> list[int]:
     """Return the processes below one, those that have ended and were not waited for included."""
     parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for pid in filter(str.isdigit, os.listdir("/proc")):  # a pattern would look at each, and fail when one has ended
         with suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            parents[int(pid)] = int(stat.rpartition(")")[2].split()[1])
     found, below = [], {of}
     while below:
         below = {pid for pid, parent in parents.items() if parent in below}

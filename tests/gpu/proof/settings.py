@@ -8,6 +8,7 @@ import subprocess
 from typing import Final
 
 from tests.gpu.proof.machine import Machine
+from tests.gpu.proof.patience import patient
 from tests.gpu.proof.stage import Disproved, Notes, Skipped
 
 COMPUTE_MODES: Final = {"Default": "DEFAULT", "Exclusive_Process": "EXCLUSIVE_PROCESS", "Prohibited": "PROHIBITED"}
@@ -30,7 +31,7 @@ def change(machine: Machine, *words: str) -> str:
         Disproved: it refused.
     """
     command = [program(machine), "-i", machine.card["uuid"], *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(_PATIENCE), check=False)
     if done.returncode:
         raise Disproved(f"`nvidia-smi {' '.join(words)}` failed: {(done.stdout + done.stderr).strip()[-300:]}")
     return done.stdout

@@ -76,7 +76,7 @@ def test_a_stage_that_does_not_end_is_killed_with_all_that_it_started_and_the_ne
     driver.hang("nvmlDeviceGetSupportedEventTypes")
     out = tmp_path / "report"
     places = ["--driver-root", str(driver.root), "--sysfs", str(driver.sysfs), "--out", str(out), "--suite", "mock"]
-    done = proof(*places, "--stages", "0", "1", "--budget", "25")
+    done = proof(*places, "--stages", "0", "1", "--budget", "30")
     assert done.returncode == command.FAILED
     first, second = json.loads((out / "report.json").read_text())["stages"]
     assert (first["verdict"], second["verdict"]) == ("recorded", "failed")

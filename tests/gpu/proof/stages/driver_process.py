@@ -13,9 +13,8 @@ from tests.gpu.proof.clients import Client
 from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.mps import kill
 from tests.gpu.proof.node import Node, node
+from tests.gpu.proof.patience import until
 from tests.gpu.proof.stage import Disproved, Notes
-
-from nodeplug.testing.waiting import until
 
 _STILL: Final = 35.0
 """Seconds: more than `hang_after`, after which the process is replaced."""
@@ -26,7 +25,7 @@ def run(machine: Machine, notes: Notes) -> None:
     """Disturb the driver's process, and look at all that must not notice."""
     machine.need_cuda()
     machine.need_whole_card()
-    still = machine.wait(_STILL)
+    still = max(machine.wait(_STILL), 6.0)
     with (
         node(machine, more=f'hang_after = "{still - 5 if still > 10 else still / 2:g}s"') as one,
         Client(machine) as job,
@@ -41,6 +40,7 @@ def run(machine: Machine, notes: Notes) -> None:
         time.sleep(still)
         _replaced(one, notes, stopped, "stood still")
         for number in range(_KILLS):
+            until(one.driver_process, 15, one.state)
             pid = one.driver_process()
             kill(pid, "driver process")
             _replaced(one, notes, pid, f"was killed, {number + 1}")

@@ -9,9 +9,8 @@ from tests.gpu.proof.clients import Client, failure
 from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.mps import Mps, leave_no_mount_point
 from tests.gpu.proof.node import node
+from tests.gpu.proof.patience import until
 from tests.gpu.proof.stage import Notes
-
-from nodeplug.testing.waiting import until
 
 _BACK = 90.0
 """Seconds: the daemon of a card is stopped when nothing has held it for a minute."""

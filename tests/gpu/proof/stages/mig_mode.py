@@ -10,9 +10,8 @@ from tests.gpu.proof import settings
 from tests.gpu.proof.clients import Client, Place
 from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.node import Node, node
+from tests.gpu.proof.patience import until
 from tests.gpu.proof.stage import Notes
-
-from nodeplug.testing.waiting import until
 
 RESOURCE: Final = "nvidia.com/mig"
 SMALLEST: Final = "19"

@@ -10,9 +10,9 @@ from typing import Any, Final
 from tests.gpu.proof.clients import Client, Unanswered, failure
 from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.mps import Mps, kill, mps
+from tests.gpu.proof.patience import patient, until
 from tests.gpu.proof.stage import Disproved, Notes
 
-from nodeplug.testing.waiting import until
 from nodeplug_gpu.mps.client import PIPES
 
 _NOTICED: Final = 13.0
@@ -94,11 +94,11 @@ def _recovers(one: Mps, notes: Notes, granted: Any, beside: Client, what: str, b
         said |= {card.get("reason") or "nothing"}
         if before and card.get("allocatable"):
             untrue = now
-        if left_alone and now > _FAILED_ENDS and (how := _how(beside)) != "goes on":
+        if left_alone and now > patient(_FAILED_ENDS) and (how := _how(beside)) != "goes on":
             notes.seen(f"{what}: the neighbour {how}, and is ended after {now:.0f} s, since no client works")
             beside.kill()
             left_alone = False
-        if now > _BACK:
+        if now > patient(_BACK):
             notes.expect(False, f"{what}: after {now:.0f} s clients still fail: {why}")
             break
         time.sleep(0.2)
@@ -106,7 +106,9 @@ def _recovers(one: Mps, notes: Notes, granted: Any, beside: Client, what: str, b
     notes.figure(f"{what}: allocatable while clients fail, until", untrue, "s")
     if said:
         notes.seen(f"{what}: nodeplug says: {'; '.join(sorted(said))}")
-    notes.expect(untrue <= _NOTICED, f"{what}: after {untrue:.0f} s the card was allocatable, and clients failed")
+    notes.expect(
+        untrue <= patient(_NOTICED), f"{what}: after {untrue:.0f} s the card was allocatable, and clients failed"
+    )
     return left_alone
 
 

@@ -12,10 +12,9 @@ from tests.gpu.proof.clients import Client, failure
 from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.mps import STEP, Mps, limit_of, mps, told
 from tests.gpu.proof.node import Node
+from tests.gpu.proof.patience import until
 from tests.gpu.proof.stage import Notes
 from tests.gpu.proof.stages.overuse import container
-
-from nodeplug.testing.waiting import until
 
 OUT_OF_MEMORY: Final = 2
 _PODS: Final = (8, 16)

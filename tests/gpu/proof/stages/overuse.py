@@ -12,9 +12,8 @@ from typing import Final
 from tests.gpu.proof.clients import Client
 from tests.gpu.proof.machine import CGROUPS, GIB, Machine
 from tests.gpu.proof.node import MEM, Node, node
+from tests.gpu.proof.patience import until
 from tests.gpu.proof.stage import Disproved, Notes, Skipped
-
-from nodeplug.testing.waiting import until
 
 LOGS: Final = Path("/var/log/containers")
 _UNITS, _USED = 2, 4

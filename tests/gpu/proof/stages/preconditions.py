@@ -14,6 +14,7 @@ from typing import Final
 
 import pynvml
 from tests.gpu.proof.machine import MPS_CONTROL, Machine
+from tests.gpu.proof.patience import patient
 from tests.gpu.proof.stage import Notes
 
 from nodeplug_gpu.driver import library
@@ -78,7 +79,13 @@ def _said(command: Sequence[str]) -> str:
     """Return what a program prints; nothing where it fails or takes too long."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=6, check=False, stdin=subprocess.DEVNULL, errors="replace"
+            command,
+            capture_output=True,
+            text=True,
+            timeout=patient(4),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            errors="replace",
         )
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -10,9 +10,8 @@ from tests.gpu.proof import settings
 from tests.gpu.proof.clients import Client
 from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.node import node
+from tests.gpu.proof.patience import until
 from tests.gpu.proof.stage import Notes
-
-from nodeplug.testing.waiting import until
 
 _SOON = 40.0
 

@@ -13,9 +13,9 @@ from typing import Final
 from tests.gpu.proof.clients import Client
 from tests.gpu.proof.machine import Machine
 from tests.gpu.proof.node import node
+from tests.gpu.proof.patience import patient, until
 from tests.gpu.proof.stage import Notes
 
-from nodeplug.testing.waiting import until
 from nodeplug_gpu.cards import GpuEvent, Snapshot
 from nodeplug_gpu.config import Health
 from nodeplug_gpu.driver.process import NvmlDriver
@@ -79,7 +79,7 @@ def _break(machine: Machine, notes: Notes, seen: Seen, kind: str, error: int, xi
     notes.figure(f"XID of {kind}", event.code)
     notes.figure(f"XID of {kind}, after the fault", came - broken, "s")
     notes.expect(event.code == xid, f"{kind}: XID {event.code} came, and not {xid}")
-    notes.expect(came - broken <= _LATE, f"{kind}: the XID came after {came - broken:.1f} s")
+    notes.expect(came - broken <= patient(_LATE), f"{kind}: the XID came after {came - broken:.1f} s")
     notes.expect(event.card == machine.card["uuid"], f"{kind}: the XID is of {event.card}")
     found = severity(event.code, Health())
     notes.expect(found == "ignored", f"XID {event.code} counts as {found}")
