@@ -104,10 +104,11 @@ def judged(
 def descendants(of: int) -> list[int]:
     """Return the processes below one, those that have ended and were not waited for included."""
     parents: dict[int, int] = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):  # a pattern would look at each, and fail when one has ended
-        with suppress(OSError):
-            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-            parents[int(pid)] = int(stat.rpartition(")")[2].split()[1])
+    for place in Path("/proc").iterdir():  # a pattern would look into each, and fail when one has ended
+        if place.name.isdigit():
+            with suppress(OSError):
+                stat = (place / "stat").read_text(errors="replace")
+                parents[int(place.name)] = int(stat.rpartition(")")[2].split()[1])
     found, below = [], {of}
     while below:
         below = {pid for pid, parent in parents.items() if parent in below}
