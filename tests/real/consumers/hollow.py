@@ -105,6 +105,7 @@ class HollowNode:
         self.bound: asyncio.Queue[Object] = asyncio.Queue()
         self.rejections: list[Rejection] = []
         self._known: dict[str, str] = {}
+        self._ended: set[str] = set()
         self._granted = asyncio.Event()
         self._dirty = True
         self._registry = Registry()
@@ -178,11 +179,16 @@ class HollowNode:
             await self.fleet.tell(pod, {"phase": "Succeeded"})
 
     async def _end(self, pod: Object) -> None:
-        """End a pod: its units are free when kubelet looks again, and its object goes if somebody wants that."""
+        """End a pod, once: its units are free when kubelet looks again, and its object goes if somebody wants that.
+
+        One that has ended by itself is let go by the server alone; see `Fleet.let_go`.
+        """
+        if (uid := pod["metadata"]["uid"]) in self._ended:
+            return
+        self._ended.add(uid)
         self.core.remove(pod["metadata"]["name"])
         self._dirty = True
         if pod["metadata"].get("deletionTimestamp"):
-            del self._known[pod["metadata"]["name"]]  # it is let go once: see there
             self.fleet.soon(self.fleet.let_go(pod))
 
     # --- the daemon
