@@ -259,6 +259,11 @@ class GpuConfig(Model):
         (), description="The memory of cards whose driver does not tell it; the first one that is for a card holds."
     )
     simulated: tuple[SimulatedCard, ...] = Field((), description="Cards of the driver `simulated`.")
+    feature_file: AbsolutePath | None = Field(
+        None,
+        description="Write the labels of the node there for node-feature-discovery, such as "
+        "/etc/kubernetes/node-feature-discovery/features.d/nodeplug-gpu.",
+    )
     gpushare: bool = Field(
         False,
         description="With [cluster]: write the annotations of pods and the ConfigMap of unhealthy cards that "

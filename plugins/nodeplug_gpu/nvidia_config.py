@@ -393,6 +393,6 @@ def _say_what_is_not_here(read: NvidiaConfig, notes: _Notes) -> None:
     )
     notes.add(
         "flags.gfd",
-        "with a section [cluster] the labels are written to the Node itself (docs/node-in-the-api.md)",
+        "with a section [cluster] the labels are written to the Node itself, or to `feature_file` for NFD",
         when=bool(flags.gfd) or bool(flags.use_node_feature_api),
     )

@@ -41,6 +41,7 @@ from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
+from nodeplug_gpu.features import FeatureFile
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.kernel.limits import KernelLimits, concerned
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsReconciler
@@ -105,7 +106,10 @@ class Gpu:
         memory = {entry.resource: entry for entry in config.resources if isinstance(entry, Memory)}
         self._overuse = OveruseWatch(memory, host)
         self._cluster = ClusterView(config, self._tracker, self._overuse, host.node_name)
-        self._reconcilers: Sequence[Reconciler] = (self._cdi, self._mps, self._overuse, self._limits)
+        self._reconcilers: Sequence[Reconciler] = (
+            *(self._cdi, self._mps, self._overuse, self._limits),
+            FeatureFile(config, host),
+        )
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
         self._driver_answered = threading.Event()
         self._updated = threading.Event()

@@ -7,7 +7,6 @@ Source: Container Device Interface Specification; `/var/run/cdi` is for specs th
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from nodeplug_gpu.cdi.hooks import command, hooks
 from nodeplug_gpu.cdi.names import SpecNames
 from nodeplug_gpu.config import GpuConfig, Mig, Resource, advertises_mig
 from nodeplug_gpu.inventory import Inventory
+from nodeplug_gpu.replaced_file import replace_file
 
 PENDING: Final = "its CDI spec is not written yet"
 _WRITTEN_AGAIN: Final = "nodeplug writes it again within seconds"
@@ -202,18 +202,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, document: Document) -> None:
-    """Replace the file in one step: the runtime reads the folder at any time."""
-    data = json.dumps(document, indent=1).encode()
-    if _read(path) == data:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # the runtime reads only *.json
-    try:
-        temporary.write_bytes(data)
-        temporary.chmod(0o644)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(path, json.dumps(document, indent=1).encode())
 
 
 def _remove_former(path: Path, document: Document) -> None:
