@@ -44,6 +44,7 @@ from nodeplug_gpu.driver.simulated import SimulatedDriver
 from nodeplug_gpu.features import FeatureFile
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.kernel.limits import KernelLimits, concerned
+from nodeplug_gpu.metrics import metrics as measured
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsReconciler
 from nodeplug_gpu.mps.daemon import STARTING
 from nodeplug_gpu.overuse import OveruseWatch
@@ -243,7 +244,7 @@ class Gpu:
     @hookimpl
     def metrics(self) -> Sequence[Metric]:
         """Return the metrics of cards and containers."""
-        return report.metrics(self._config, self._tracker, self._overuse)
+        return measured(self._config, self._tracker, self._overuse)
 
     @hookimpl
     def cluster_report(self) -> ClusterReport:

@@ -1,15 +1,14 @@
-"""What the plugin reports about itself: a JSON document for tools, and metrics for Prometheus.
+"""What the plugin reports about itself: a JSON document for tools.
 
-Owns: the shape of both.
-Refuses: rendering (the command does it).
+Owns: its shape, and what of it metrics count.
+Refuses: rendering (the command does it), and Prometheus (`metrics`).
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
+from nodeplug import DeviceId, NotFound, ResourceName
 from nodeplug_gpu import beside, utilization
 from nodeplug_gpu.allocations import Allocation, Container
 from nodeplug_gpu.cards import Card, CardPair, MigInstance, Uuid
@@ -28,8 +27,6 @@ from nodeplug_gpu.sharing.memory import MemorySharing
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sizes import unknown
 from nodeplug_gpu.tracker import InventoryTracker
-
-STATES = ("healthy", "suspect", "unhealthy", "recovering")
 
 
 def document(
@@ -111,16 +108,16 @@ def _card(
         "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
         "oversubscribe": entry.oversubscribe if isinstance(entry, Memory) else 1.0,
         "units": None if unknown(entry, card) else units(tracker, entry, member),
-        "allocated_units": _allocated_units(tracker, entry, member),
+        "allocated_units": allocated_units(tracker, entry, member),
         "unconfirmed_units": tracker.allocations.pending_of_card(card.uuid, resource_names(entry)),
-        "instances": [_instance(inventory, entry, member, one, allocations) for one in card.instances],
+        "instances": [instance_entry(inventory, entry, member, one, allocations) for one in card.instances],
         "containers": [
             _container(one, overuse.usage.get((one.container, card.uuid)), in_units(tracker, entry, member, one))
             | _container_limits(held.get(one.container), limits, without, orphaned=one.orphaned is not None)
             for one in sorted(allocations, key=lambda one: one.container)
         ],
         "unallocated_containers": [
-            _names(container) | {"used_bytes": one.used, "pids": list(one.pids)}
+            names_of(container) | {"used_bytes": one.used, "pids": list(one.pids)}
             for (container, uuid), one in sorted(overuse.usage.items(), key=lambda item: item[0])
             if uuid == card.uuid and one.unallocated
         ],
@@ -171,7 +168,7 @@ def allocations_of(inventory: Inventory, entry: Resource, uuid: Uuid) -> Sequenc
     ]
 
 
-def _allocated_units(tracker: InventoryTracker, entry: Resource, member: PoolMember) -> int | None:
+def allocated_units(tracker: InventoryTracker, entry: Resource, member: PoolMember) -> int | None:
     """Return how many units of a card are allocated, including pending ones; None if that is not known."""
     inventory, uuid = tracker.inventory, member.card.uuid
     if inventory.allocations_unknown:
@@ -191,9 +188,10 @@ def in_units(tracker: InventoryTracker, entry: Resource, member: PoolMember, one
     return len(one.ids) if one.orphaned == entry.sharing else units(tracker, entry, member)
 
 
-def _instance(
+def instance_entry(
     inventory: Inventory, entry: Resource, member: PoolMember, one: MigInstance, allocations: Sequence[Allocation]
 ) -> dict[str, Any]:
+    """Describe a MIG instance of a card, with the resource that advertises it; None for none."""
     sharing, pool = inventory.sharings.get(entry.resource), inventory.pools[entry.resource]
     condition = inventory.conditions[one.uuid]
     return {
@@ -216,7 +214,7 @@ def _seconds(condition: Condition) -> float:
 
 def _container(allocation: Allocation, usage: Usage | None, card_units: int) -> dict[str, Any]:
     return {
-        **_names(allocation.container),
+        **names_of(allocation.container),
         "resource": allocation.resource,
         "units": len(allocation.ids),
         "card_units": card_units,
@@ -229,7 +227,8 @@ def _container(allocation: Allocation, usage: Usage | None, card_units: int) -> 
     }
 
 
-def _names(container: Container) -> dict[str, Any]:
+def names_of(container: Container) -> dict[str, Any]:
+    """Return what a container is called by, as keys of the document and as labels."""
     return {"namespace": container.namespace, "pod": container.pod, "container": container.name}
 
 
@@ -296,111 +295,3 @@ def _orphaned_resources(inventory: Inventory) -> Iterator[dict[str, Any]]:
         allocated = sum(len(one.ids) for one in inventory.allocations if one.resource == name)
         note = "it is no longer advertised; containers keep what they were allocated"
         yield {"resource": name, "sharing": sharing, "allocated": allocated, "reason": "", "notes": [note], **numbers}
-
-
-# --- Prometheus -----------------------------------------------------------------------------------------------------
-
-
-def metrics(config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch) -> Sequence[Metric]:
-    """Measure cards and containers. Containers are labelled by name: as many series as containers with cards."""
-    telemetry = tracker.inventory.snapshot.telemetry
-    busy = utilization.metrics(telemetry, {key: one.utilization for key, one in overuse.usage.items()})
-    return [metric for metric in (*_metrics(config, tracker), *_usage(overuse), *busy) if metric.samples]
-
-
-def _metrics(config: GpuConfig, tracker: InventoryTracker) -> Iterator[Metric]:
-    inventory = tracker.inventory
-    members = {member.card.uuid: member for pool in inventory.pools.values() for member in pool.members}
-    states = [
-        Sample(float(inventory.conditions[uuid].state == state), {"card": uuid, "state": state})
-        for uuid in members
-        for state in STATES
-    ]
-    yield Metric("gpu_state", "1 for the state that a card is in.", states)
-    allocatable = [
-        Sample(float(member.healthy), {"card": member.card.uuid, "resource": name})
-        for name, pool in inventory.pools.items()
-        for member in pool.members
-    ]
-    yield Metric("gpu_allocatable", "1 while a card can be allocated.", allocatable)
-    yield from _instance_health(config, tracker)
-    memory = [Sample(float(one.card.memory), {"card": uuid}) for uuid, one in members.items() if one.card.memory]
-    yield Metric("gpu_memory_bytes", "Total memory of a card.", memory)
-    used = [(uuid, one.used) for uuid, one in inventory.snapshot.telemetry.items() if one.used is not None]
-    yield Metric(
-        "gpu_memory_used_bytes", "Memory in use on a card.", [Sample(float(n), {"card": uuid}) for uuid, n in used]
-    )
-    yield Metric("gpu_units", "Units that a card is advertised in.", _units(config, tracker))
-    allocated = Counter[str]()
-    for entry in config.resources:
-        for member in inventory.members_of(entry.resource):
-            uuid = member.card.uuid
-            allocated[uuid] = max(allocated[uuid], _allocated_units(tracker, entry, member) or 0)
-    yield Metric(
-        "gpu_units_allocated",
-        "Allocated units of a card; no sample while that is not known.",
-        [] if inventory.allocations_unknown else [Sample(float(allocated[uuid]), {"card": uuid}) for uuid in members],
-    )
-    yield Metric(
-        "gpu_container_allocated_bytes", "Memory of a card allocated to a container.", _allocated_bytes(inventory)
-    )
-    running = float(inventory.snapshot.state == "running")
-    yield Metric("gpu_driver_running", "1 while the driver answers.", [Sample(running, {"driver": config.driver})])
-
-
-def _instance_health(config: GpuConfig, tracker: InventoryTracker) -> Iterator[Metric]:
-    """Yield the health of MIG instances; whether it can be allocated only of those that are advertised."""
-    inventory = tracker.inventory
-    parts = [
-        (entry, member, one)
-        for entry in config.resources
-        for member in inventory.members_of(entry.resource)
-        for one in member.card.instances
-    ]
-    states = [
-        Sample(
-            float(inventory.conditions[one.uuid].state == state),
-            {"card": member.card.uuid, "instance": one.uuid, "state": state},
-        )
-        for _, member, one in parts
-        for state in STATES
-    ]
-    yield Metric("gpu_instance_state", "1 for the state that a MIG instance is in.", states)
-    allocatable = [
-        Sample(float(not member.reason_of(one)), {"card": member.card.uuid, "instance": one.uuid, "resource": resource})
-        for entry, member, one in parts
-        if (resource := _instance(inventory, entry, member, one, ())["resource"]) is not None
-    ]
-    yield Metric("gpu_instance_allocatable", "1 while a MIG instance can be allocated.", allocatable)
-
-
-def _units(config: GpuConfig, tracker: InventoryTracker) -> list[Sample]:
-    return [
-        Sample(float(units(tracker, entry, member)), {"card": member.card.uuid, "resource": entry.resource})
-        for entry in config.resources
-        for member in tracker.inventory.members_of(entry.resource)
-        if not unknown(entry, member.card)
-    ]
-
-
-def _allocated_bytes(inventory: Inventory) -> list[Sample]:
-    return [
-        Sample(float(one.allocated_bytes), _labels(one.container, one.card))
-        for one in inventory.allocations
-        if one.allocated_bytes is not None
-    ]
-
-
-def _usage(overuse: OveruseWatch) -> Iterator[Metric]:
-    used = [Sample(float(one.used), _labels(*key)) for key, one in overuse.usage.items()]
-    yield Metric("gpu_container_used_bytes", "Memory of a card in use by a container.", used)
-    over = [
-        Sample(float(one.over_since is not None), _labels(*key))
-        for key, one in overuse.usage.items()
-        if one.allocated_bytes is not None or one.unallocated
-    ]
-    yield Metric("gpu_container_overuse", "1 while a container uses more memory than it was allocated.", over)
-
-
-def _labels(container: Container, card: str) -> dict[str, str]:
-    return {"card": card, **_names(container)}

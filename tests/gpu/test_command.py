@@ -17,11 +17,11 @@ import pytest
 from nodeplug.commands import inspect
 from nodeplug.testing import BlockingKubelet, ScratchNode, host
 from nodeplug.testing.waiting import until
-from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.allocations import Container
 from nodeplug_gpu.cards import Utilization, Uuid
 from nodeplug_gpu.config import GpuConfig
+from nodeplug_gpu.metrics import metrics as measured
 from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.tracker import InventoryTracker
 
@@ -283,7 +283,7 @@ def test_metrics_of_processes_are_those_of_the_page(tmp_path: Path) -> None:
         (Container("default", "a", "main"), Uuid("GPU-0")): Usage(GIB, GIB, (1,), utilization=Utilization(1, 1))
     }
     config = GpuConfig.model_validate({"resources": [{"sharing": "memory"}]})
-    made = report.metrics(config, InventoryTracker(config, given, NodePaths(run=tmp_path)), watch)
+    made = measured(config, InventoryTracker(config, given, NodePaths(run=tmp_path)), watch)
     labels = {f"nodeplug_{metric.name}": set(metric.samples[0].labels) for metric in made}
     assert {name: labels[name] for name in OF_PROCESSES} == {name: documented_metrics()[name] for name in OF_PROCESSES}
 

@@ -14,6 +14,7 @@ from nodeplug_gpu.cards import Card, GpuEvent, Uuid
 from nodeplug_gpu.config import Mps
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.limits import Caps
+from nodeplug_gpu.metrics import metrics as measured
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsReconciler
 from nodeplug_gpu.overuse import OveruseWatch
 
@@ -164,7 +165,7 @@ def test_an_ill_instance_is_told_by_the_document_and_the_metrics(make_node: Make
     assert states["MIG-0-a0"][:2] == ("unhealthy", False)
     assert states["MIG-0-a0"][2].startswith("XID 94")
     assert states["MIG-0-a1"] == ("healthy", True, "")
-    metrics = {one.name: one.samples for one in report.metrics(node.config, node.tracker, overuse)}
+    metrics = {one.name: one.samples for one in measured(node.config, node.tracker, overuse)}
     assert {one.labels["instance"]: one.value for one in metrics["gpu_instance_allocatable"]} == {
         "MIG-0-a0": 0.0,
         "MIG-0-a1": 1.0,

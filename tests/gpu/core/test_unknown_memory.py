@@ -13,6 +13,7 @@ from nodeplug_gpu.chart import chart
 from nodeplug_gpu.cluster import ClusterView
 from nodeplug_gpu.driver.simulated import SimulatedCard, simulate
 from nodeplug_gpu.ids import by_card, card_key
+from nodeplug_gpu.metrics import metrics as measured
 from nodeplug_gpu.overuse import OveruseWatch
 from nodeplug_gpu.sizes import UNKNOWN
 
@@ -103,7 +104,7 @@ def test_what_is_printed_measured_and_told_has_no_card_of_no_units(make_node: Ma
     assert "GPU 0  NVIDIA GB10  memory unknown  healthy, not allocatable" in _text(document)
     assert "no units of aliyun.com/gpu-mem" in _text(document)
     assert "GPU0" not in gpushare.summary("n", "a", document["cards"])
-    metrics = {one.name: one.samples for one in report.metrics(node.config, node.tracker, watch)}
+    metrics = {one.name: one.samples for one in measured(node.config, node.tracker, watch)}
     for name in ("gpu_memory_bytes", "gpu_units"):
         assert [sample.labels["card"] for sample in metrics[name]] == ["GPU-1"]
     view = ClusterView(node.config, node.tracker, watch, "n")

@@ -12,6 +12,7 @@ from nodeplug_gpu.cards import GpuProcess, Telemetry, Utilization, Uuid
 from nodeplug_gpu.chart import chart
 from nodeplug_gpu.containers import Containers
 from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.metrics import metrics as measured
 from nodeplug_gpu.overuse import OveruseWatch
 
 MEM, GIB, CARD = "aliyun.com/gpu-mem", 1 << 30, Uuid("GPU-0")
@@ -51,7 +52,7 @@ def test_the_processes_of_a_container_count_together(make_node: Callable[..., An
 
 def test_metrics_are_ratios_by_engine(make_node: Callable[..., Any], card: Callable[..., Any]) -> None:
     parts = watched(make_node, card, Utilization(25, 50, 0, 0))
-    metrics = {one.name: one.samples for one in report.metrics(*parts)}
+    metrics = {one.name: one.samples for one in measured(*parts)}
     used = metrics["gpu_container_utilization_ratio"]
     assert {one.labels["engine"]: one.value for one in used} == {"sm": 0.25, "memory": 0.5, "encoder": 0, "decoder": 0}
     labels = {"card": CARD, "namespace": "default", "pod": "web", "container": "main"}
@@ -61,7 +62,7 @@ def test_metrics_are_ratios_by_engine(make_node: Callable[..., Any], card: Calla
 
 def test_what_the_driver_does_not_tell_has_no_sample(make_node: Callable[..., Any], card: Callable[..., Any]) -> None:
     parts = watched(make_node, card, None)
-    assert "gpu_container_utilization_ratio" not in {one.name for one in report.metrics(*parts)}
+    assert "gpu_container_utilization_ratio" not in {one.name for one in measured(*parts)}
     (found,) = report.document(*parts)["cards"]
     assert found["containers"][0]["utilization_percent"] is None
 
