@@ -301,9 +301,9 @@ class Allocations:
             if before != after:
                 self._put(after)
 
-    def set_limits(self, key: RecordKey, limits: str) -> None:
-        """Note that a card is allocated under other limits from now on."""
-        self._put(replace(self.records[key], limits=limits))
+    def renew(self, key: RecordKey, limits: str, names: Iterable[str]) -> None:
+        """Note that a card is allocated under other limits and names from now on."""
+        self._put(replace(self.records[key], limits=limits, names=tuple(names)))
 
     def forget(self, key: RecordKey) -> None:
         """Remove a record."""

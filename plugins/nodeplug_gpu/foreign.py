@@ -2,13 +2,12 @@
 
 Kubelet remembers ids, whoever listed them, and goes on reporting them once the resource is ours: what such a container
 uses of a card must not be sold again.
-Owns: which ids cannot be ours, which card they mean, and for how long a card waits for them.
-Refuses: whole cards and instances, whose ids are the same here (`allocations` knows them), and to guess: gpushare's ids
-name a card, but not the one that its container has.
+Owns: which ids are not of their entry, which card they mean, whichever entry has it now, and for how long it waits.
+Refuses: what is not on the machine (`allocations` knows that of our own cards), and to guess: gpushare's ids name a
+card, but not the one that its container has.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,8 +16,8 @@ from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Memory, Mig, Replicas, Resource, resource_names
 from nodeplug_gpu.ids import replica_number, whole
 
-_REPLICA: Final = re.compile(r"(.+)::[0-9]+")
-"""Of a card or an instance, as NVIDIA's plugin names replicas (k8s-device-plugin, internal/rm)."""
+_GPUSHARE: Final = "-_-"
+"""Between a UUID and a number; the UUID is not the one of the container's card (gpushare-device-plugin, nvidia.go)."""
 
 
 class _Holder(NamedTuple):
@@ -38,36 +37,46 @@ class ForeignDevices:
 
     grace: float
     clock: Callable[[], float]
-    _holders: dict[tuple[str, Uuid | None], _Holder] = field(default_factory=dict)
+    _by_card: dict[Uuid, _Holder] = field(default_factory=dict)
+    _by_resource: dict[str, _Holder] = field(default_factory=dict)
 
     def note(
-        self, entries: Iterable[Resource], holdings: Mapping[str, Sequence[Holding]], cards: Iterable[Card]
+        self,
+        entries: Iterable[Resource],
+        holdings: Mapping[str, Sequence[Holding]],
+        cards: Sequence[Card],
+        assigned: Mapping[str, Sequence[Card]],
     ) -> None:
-        """Take note of what kubelet reports.
+        """Take note of what kubelet reports. Without cards nothing can be said of any: what was noted stays.
 
         Args:
             entries: of the configuration.
             holdings: by resource; empty while kubelet does not answer.
             cards: of the machine.
+            assigned: those of each entry, by its main resource.
         """
-        cards = tuple(cards)
-        owners = {uuid: card.uuid for card in cards for uuid in (card.uuid, *(one.uuid for one in card.instances))}
-        profiles = {one.uuid: one.profile for card in cards for one in card.instances}
-        now = self.clock()
-        self._holders = {place: one for place, one in self._holders.items() if now - one.seen <= self.grace}
+        if not cards:
+            return
+        now, machine = self.clock(), _Machine.of(cards)
+        self._by_card = {uuid: one for uuid, one in self._by_card.items() if now - one.seen <= self.grace}
+        self._by_resource = {name: one for name, one in self._by_resource.items() if now - one.seen <= self.grace}
         for entry in entries:
+            mine = {card.uuid for card in assigned.get(entry.resource, ())}
             names = [entry.resource] if isinstance(entry, Memory) else resource_names(entry)
             for holding in (one for name in names for one in holdings.get(name, ())):
                 for name in holding.ids:
-                    if (named := _foreign(entry, name, profiles)) is not None:
-                        place = entry.resource, owners.get(Uuid(named))
-                        self._holders[place] = _Holder(f"{holding.namespace}/{holding.pod}", name, now)
+                    holder = _Holder(f"{holding.namespace}/{holding.pod}", name, now)
+                    if (owner := machine.owner(name)) is not None:
+                        if not machine.lists(entry, mine, name):
+                            self._by_card[owner] = holder
+                    elif machine.hides_its_card(name):
+                        self._by_resource[entry.resource] = holder
 
     def reason(self, resource: str, uuid: Uuid) -> str:
         """Return why a card must not be allocated, by an entry's main resource; empty when it may."""
-        if (one := self._holders.get((resource, uuid))) is not None:
+        if (one := self._by_card.get(uuid)) is not None:
             return f"pod {one.pod} has it from another device plugin ({one.name}); it is free once that pod has ended"
-        if (one := self._holders.get((resource, None))) is not None:
+        if (one := self._by_resource.get(resource)) is not None:
             return (
                 f"pod {one.pod} has {resource} from another device plugin ({one.name}), which does not tell of which "
                 "card; all are free once the last such pod has ended: drain the node"
@@ -75,17 +84,39 @@ class ForeignDevices:
         return ""
 
 
-def _foreign(entry: Resource, name: DeviceId, profiles: Mapping[Uuid, str]) -> str | None:
-    """Return the UUID that an id means which this entry cannot have listed, empty where it tells none; else None."""
-    if isinstance(entry, Mig) and (profile := profiles.get(Uuid(whole(name)))) is not None:
-        return None if _lists(entry.replicas_of(profile), replica_number(name)) else whole(name)
-    if (replica := _REPLICA.fullmatch(name)) is not None:
-        return replica[1]
-    if isinstance(entry, Memory | Replicas):
-        return name if name.startswith(("GPU-", "MIG-")) else None
-    return None
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """The cards that there are.
 
+    Attributes:
+        owners: the card of each UUID, its own and those of its instances.
+        profiles: of each instance.
+    """
 
-def _lists(replicas: int, number: int | None) -> bool:
-    """Whether an instance that is so many devices has one of a number; None is the instance itself."""
-    return replicas == 1 if number is None else number < replicas != 1
+    owners: Mapping[str, Uuid]
+    profiles: Mapping[str, str]
+
+    @classmethod
+    def of(cls, cards: Sequence[Card]) -> "_Machine":
+        owners = {str(uuid): card.uuid for card in cards for uuid in (card.uuid, *(one.uuid for one in card.instances))}
+        return cls(owners, {str(one.uuid): one.profile for card in cards for one in card.instances})
+
+    def owner(self, name: DeviceId) -> Uuid | None:
+        """Return the card that an id names, whole or as a replica; None for ids of units, and of what is not here."""
+        return self.owners.get(whole(name))
+
+    def hides_its_card(self, name: DeviceId) -> bool:
+        """Whether an id is one of those that name a card, but not that of their container, as gpushare's and HAMi's."""
+        return name.startswith("GPU-") and (_GPUSHARE in name or name.rpartition("-")[0] in self.owners)
+
+    def lists(self, entry: Resource, mine: Collection[Uuid], name: DeviceId) -> bool:
+        """Whether an entry lists this very id, with the cards that it has."""
+        if isinstance(entry, Memory | Replicas) or self.owners[whole(name)] not in mine:
+            return False
+        number, profile = replica_number(name), self.profiles.get(whole(name))
+        if profile is None:
+            return name in self.owners and (not isinstance(entry, Mig) or entry.strategy == "none")
+        if not isinstance(entry, Mig) or entry.strategy == "none":
+            return False
+        replicas = entry.replicas_of(profile)
+        return replicas == 1 if number is None else number < replicas != 1

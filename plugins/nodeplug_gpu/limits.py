@@ -117,10 +117,14 @@ def without_limits(entry: Resource) -> str:
     return "whole instances" if isinstance(entry, Mig) else "without MPS"
 
 
-def excess_replicas(entry: Resource, held: Iterable[DeviceId]) -> str:
-    """Return why a card has too many users: replicas that are no longer configured and that are still allocated."""
-    if not isinstance(entry, Replicas):
-        return ""
+def excess(held: Iterable[DeviceId], configured: int, what: str) -> str:
+    """Return why a card has too many users: replicas or units that are no longer configured and still allocated.
+
+    Args:
+        held: ids of the card that are allocated.
+        configured: how many the card has now, numbered from 0.
+        what: they are.
+    """
     numbers = [name.partition("-")[2] for name in held]
-    excess = sum(number.isdecimal() and int(number) >= entry.replicas for number in numbers)
-    return f"{excess} of its allocated replicas exceed the {entry.replicas} configured now" if excess else ""
+    beyond = sum(number.isdecimal() and int(number) >= configured for number in numbers)
+    return f"{beyond} of its allocated {what} exceed the {configured} configured now" if beyond else ""

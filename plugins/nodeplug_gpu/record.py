@@ -31,6 +31,7 @@ class AllocationRecord:
         sharing: the entry's kind of sharing: the same resource name may have been shared in another way before.
         former_instances: UUIDs of MIG instances that it had and that may still be allocated, the latest last.
         limits: under which its holders run (see `limits`); None in a record written before limits were recorded.
+        names: of the resources that the entry has advertised, and that its holders may have.
     """
 
     card: Card
@@ -38,16 +39,18 @@ class AllocationRecord:
     sharing: Kind
     former_instances: tuple[str, ...] = ()
     limits: str | None = None
+    names: tuple[str, ...] = ()
 
     def succeeding(self, before: "AllocationRecord | None") -> "AllocationRecord":
-        """Return the record with the instances and the limits of an earlier one: these end with its holders."""
+        """Return the record with the instances, names and limits of an earlier one: these end with its holders."""
         if before is None:
             return self
         limits = self.limits if before.limits is None else before.limits
         present = [one.uuid for one in self.card.instances]
         former = [*before.former_instances, *(one.uuid for one in before.card.instances), *self.former_instances]
         kept = tuple(uuid for uuid in dict.fromkeys(former) if uuid not in present)[-_MAX_FORMER_INSTANCES:]
-        return replace(self, former_instances=kept, limits=limits)
+        names = tuple(dict.fromkeys((*before.names, *self.names)))
+        return replace(self, former_instances=kept, limits=limits, names=names)
 
     def joined(self, other: "AllocationRecord") -> "AllocationRecord":
         """Return one record for what two sections have noted, when only one of them could have the card at a time."""
@@ -67,6 +70,7 @@ class AllocationRecord:
             "sharing": self.sharing,
             "past": self.former_instances,
             "terms": self.limits,
+            "names": self.names,
         }
 
 
@@ -86,6 +90,5 @@ def decoded(data: Mapping[str, Any]) -> AllocationRecord:
         raise ValueError("an unknown kind of sharing")
     limits = data.get("terms")
     former = tuple(map(str, data["past"]))
-    return AllocationRecord(
-        made, str(data["resource"]), data["sharing"], former, None if limits is None else str(limits)
-    )
+    terms, names = None if limits is None else str(limits), tuple(map(str, data.get("names", ())))
+    return AllocationRecord(made, str(data["resource"]), data["sharing"], former, terms, names)

@@ -20,14 +20,14 @@ from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.allocations import GRACE_PERIOD, Allocation, Allocations
 from nodeplug_gpu.budget import LatelyHeld
 from nodeplug_gpu.cards import Card, GpuEvent, MigInstance, Snapshot, Uuid
-from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, Resource, advertises_mig, resource_names
+from nodeplug_gpu.config import GpuConfig, Kind, Memory, Replicas, Resource, advertises_mig, resource_names
 from nodeplug_gpu.foreign import ForeignDevices
 from nodeplug_gpu.health import GONE, HealthMonitor
 from nodeplug_gpu.ids import by_card, card_key
 from nodeplug_gpu.indexes import Indexes
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.limits import (
-    excess_replicas,
+    excess,
     limits_of,
     mps_of,
     refusal_without_limits,
@@ -37,10 +37,8 @@ from nodeplug_gpu.limits import (
 from nodeplug_gpu.pool import Assignment, Pool, PoolMember, assign_cards
 from nodeplug_gpu.record import AllocationRecord
 from nodeplug_gpu.sharing import Sharing
-from nodeplug_gpu.sharing.exclusive import ExclusiveSharing
+from nodeplug_gpu.sharing.entries import sharing_of
 from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
-from nodeplug_gpu.sharing.mig import MigInstances
-from nodeplug_gpu.sharing.replicas import TimeSlicing
 from nodeplug_gpu.sharing.told import ToldUnits
 from nodeplug_gpu.sizes import sized, unknown
 from nodeplug_gpu.withholding import Withholding
@@ -124,7 +122,7 @@ class InventoryTracker:
         self._assigned = {**self._assigned, **assignment.resource_by_card()}
         self._remember(assignment)
         reported = self.allocations.refresh(self._names())
-        self._foreign.note(self.config.resources, reported.holdings, cards)
+        self._foreign.note(self.config.resources, reported.holdings, cards, assignment.cards)
         for name in self._advertised_names():
             held = self._held.setdefault(name, LatelyHeld(GRACE_PERIOD))
             held.note(self.allocations.held_of(name), self.clock(), unknown=bool(reported.unknown))
@@ -156,8 +154,9 @@ class InventoryTracker:
 
     def _remember(self, assignment: Assignment) -> None:
         kinds, limits = self._kinds, {entry.resource: limits_of(entry) for entry in self.config.resources}
+        names = {entry.resource: resource_names(entry) for entry in self.config.resources}
         self.allocations.remember(
-            AllocationRecord(card, name, kinds[name], limits=limits[name])
+            AllocationRecord(card, name, kinds[name], limits=limits[name], names=names[name])
             for name, cards in assignment.cards.items()
             for card in cards
         )
@@ -171,7 +170,8 @@ class InventoryTracker:
 
     def _names(self) -> frozenset[str]:
         """Return every name under which a card is or was advertised."""
-        return self._advertised_names() | {one.resource for one in self.allocations.records.values()}
+        records = self.allocations.records.values()
+        return self._advertised_names() | {name for one in records for name in (one.resource, *one.names)}
 
     # --- allocations of the past --------------------------------------------------------------------------------
 
@@ -183,11 +183,12 @@ class InventoryTracker:
             current = one.card in assignment.cards.get(one.resource, ()) and one.sharing == kinds.get(one.resource)
             limits = limits_of(self._entry(one.resource)) if current else ""
             here = current and one.card.uuid in present
-            if here and one.limits == limits:
+            names = resource_names(self._entry(one.resource)) if current else ()
+            if here and one.limits == limits and {*one.names} <= {*names}:
                 allocations.reset_idle(one.key)
             elif self._idle_for(one) > GRACE_PERIOD and snapshot.state in _CONCLUSIVE:
                 if here:
-                    allocations.set_limits(one.key, limits)
+                    allocations.renew(one.key, limits, names)
                 else:
                     allocations.forget(one.key)
                 allocations.reset_idle(one.key)
@@ -202,7 +203,7 @@ class InventoryTracker:
     def _holder(self, record: AllocationRecord) -> str | None:
         """Return a pod that may hold a card in the way that a record describes; None when none does."""
         entry = next((entry for entry in self.config.resources if entry.resource == record.resource), None)
-        names = {record.resource, *(resource_names(entry) if entry is not None else ())}
+        names = {record.resource, *record.names, *(resource_names(entry) if entry is not None else ())}
         return self.allocations.holder(names, record.card.uuid)
 
     def _drain_reason(self, entry: Resource, card: Card) -> str:
@@ -215,8 +216,19 @@ class InventoryTracker:
             if one.limits != limits_of(entry):
                 former = one.limits or without_limits(entry)
                 return f"{why} under its former limits ({former}); the new ones wait for its release"
-        excess = excess_replicas(entry, self.allocations.reported.of(entry.resource, card.uuid))
-        return excess or self._foreign.reason(entry.resource, card.uuid)
+            former_names = {*one.names} - {*resource_names(entry)}
+            if (holder := self.allocations.holder(former_names, card.uuid) if former_names else None) is not None:
+                return f"it was advertised as {', '.join(sorted(former_names))} too, and it is allocated to {holder}"
+        return self._excess(entry, card) or self._foreign.reason(entry.resource, card.uuid)
+
+    def _excess(self, entry: Resource, card: Card) -> str:
+        """Return why a card has too many users: what is no longer configured of it is still allocated."""
+        held, sharing = self.allocations.reported.of(entry.resource, card.uuid), self._sharings.get(entry.resource)
+        if isinstance(entry, Replicas):
+            return excess(held, entry.replicas, "replicas")
+        if isinstance(sharing, MemorySharing) and card.memory:
+            return excess(held, sharing.units_of(card), "units")
+        return ""
 
     def _draining(self, assignment: Assignment) -> Mapping[Uuid, str]:
         """Return why cards that may still be allocated in another way are not allocatable yet."""
@@ -248,7 +260,7 @@ class InventoryTracker:
             if isinstance(entry, Memory):
                 self._settle_unit(entry, assignment)
             elif entry.resource not in self._sharings:
-                self._sharings[entry.resource] = _sharing(entry, self.paths)
+                self._sharings[entry.resource] = sharing_of(entry, self.paths)
 
     def _settle_unit(self, entry: Memory, assignment: Assignment) -> None:
         """Choose the unit; while units may be held, the last size stays: an id must not change its size."""
@@ -382,15 +394,3 @@ class InventoryTracker:
                 for resource in resource_names(entry):
                     yield from self.allocations.of_entry(resource, sharing, pools[entry.resource])
         yield from self.allocations.orphaned(self._advertised_names())
-
-
-def _sharing(entry: Resource, paths: NodePaths) -> Sharing:
-    match entry:
-        case Replicas():
-            return TimeSlicing(entry, paths)
-        case Mig(strategy="single" | "mixed"):
-            return MigInstances(entry, paths)
-        case Memory():
-            return MemorySharing(entry, paths, entry.unit)
-        case _:
-            return ExclusiveSharing(entry, paths)

@@ -25,7 +25,7 @@ from nodeplug import (
 )
 from nodeplug_gpu import access
 from nodeplug_gpu.budget import LatelyHeld, ListedUnits, share_out
-from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
 from nodeplug_gpu.mps.client import client
@@ -81,7 +81,11 @@ class MemorySharing:
 
     def units(self, member: PoolMember) -> int:
         """Return how many units a card has."""
-        return promised(self.config, member.card.memory) // self.unit
+        return self.units_of(member.card)
+
+    def units_of(self, card: Card) -> int:
+        """Return how many units a card has."""
+        return promised(self.config, card.memory) // self.unit
 
     def advertised(self, member: PoolMember) -> int:
         """Return how many of them are listed."""

@@ -1,6 +1,7 @@
 """A node that came from another device plugin without a drain: what its pods still use is not sold again."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from nodeplug_gpu.ids import card_key
 
 Make = Callable[..., Any]
 SHARED = "nvidia.com/gpu.shared"
+MIG = {"sharing": "mig", "resource": SHARED, "replicas": 2}
 REPLICAS = {"sharing": "replicas", "resource": SHARED, "replicas": 2}
 
 
@@ -73,3 +75,49 @@ def test_an_instance_that_was_shared_in_another_way_keeps_its_card(
     node.update()
     offered = {one.partition("::")[0] for one, reason in node.listed(SHARED).items() if not reason}
     assert offered == {"MIG-1-a0"}
+
+
+@pytest.mark.parametrize("name", ["GPU-1", "GPU-1::0"])
+def test_a_card_that_another_entry_has_now_waits_all_the_same(name: str, make_node: Make, card: Make) -> None:
+    whole = {"sharing": "exclusive", "resource": "nvidia.com/gpu", "cards": {"index": [0]}}
+    node = make_node([whole, entry(cards={"index": [1]})], [card(0), card(1)])
+    node.held = {"nvidia.com/gpu": {"old": [name]}}
+    node.update()
+    assert healthy(node, MEM) == set()
+    assert node.listed("nvidia.com/gpu")["GPU-0"] == ""
+
+
+def test_a_card_whose_instances_are_devices_waits_for_the_pod_that_has_it_whole(make_node: Make, divided: Make) -> None:
+    node = make_node([{"sharing": "mig"}], [divided(0, "1g.10gb"), divided(1, "1g.10gb")])
+    node.held = {"nvidia.com/gpu": {"old": ["GPU-0"]}}
+    node.update()
+    assert [name for name, reason in node.listed("nvidia.com/gpu").items() if not reason] == ["MIG-1-a0"]
+
+
+def test_a_card_that_is_a_device_waits_for_the_pod_that_has_an_instance_of_it(make_node: Make, divided: Make) -> None:
+    node = make_node([{"sharing": "mig", "strategy": "none"}], [divided(0, "1g.10gb"), divided(1, "1g.10gb")])
+    node.held = {"nvidia.com/gpu": {"old": ["MIG-0-a0"]}}
+    node.update()
+    assert [name for name, reason in node.listed("nvidia.com/gpu").items() if not reason] == ["GPU-1"]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_replica_of_an_instance_that_is_gone_keeps_no_other_card(left: int, make_node: Make, divided: Make) -> None:
+    """Either the card is gone with it, or has one instance left."""
+    node = make_node([MIG], [divided(0, "1g.10gb", "1g.10gb"), divided(1, "1g.10gb")])
+    node.held = {SHARED: {"own": ["MIG-0-a1::0"]}}
+    node.update()
+    rest = [replace(node.cards[0], instances=node.cards[0].instances[:1])] if left else []
+    node.cards[:1] = rest
+    node.update()
+    assert {"MIG-1-a0::0", "MIG-1-a0::1"} <= {name for name, reason in node.listed(SHARED).items() if not reason}
+
+
+def test_nothing_is_kept_for_what_was_reported_while_the_driver_was_away(make_node: Make, divided: Make) -> None:
+    node = make_node([MIG], [divided(0, "1g.10gb"), divided(1, "1g.10gb")])
+    node.held = {SHARED: {"own": ["MIG-0-a0::0"]}}
+    node.state = "absent"
+    node.update()
+    node.state = "running"
+    node.update()
+    assert set(node.listed(SHARED).values()) == {""}

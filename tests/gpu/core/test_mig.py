@@ -257,3 +257,29 @@ def test_replicas_that_nvidias_plugin_has_allocated_are_known(make_node: Make, d
     assert node.listed(MIG) == {"MIG-0-a0::0": "", "MIG-0-a0::1": ""}
     (told,) = report.document(node.config, node.tracker, OveruseWatch({}, node.host))["cards"]
     assert told["instances"][0]["containers"] == ["default/pod/main"]
+
+
+@pytest.mark.parametrize(
+    ("before", "held", "after", "name"),
+    [
+        ({"strategy": "mixed"}, "nvidia.com/mig-1g.10gb", {"strategy": "single"}, "nvidia.com/gpu"),
+        (
+            {"strategy": "mixed", "profiles": {"2g.*": "a.b/x", "1g.*": "a.b/y"}},
+            "a.b/y",
+            {"strategy": "mixed", "profiles": {"2g.*": "a.b/x", "1g.*": "a.b/z"}},
+            "a.b/z",
+        ),
+    ],
+)
+def test_an_instance_that_is_held_by_a_former_name_is_not_allocated_by_another(
+    before: dict[str, Any], held: str, after: dict[str, Any], name: str, make_node: Make, divided: Make
+) -> None:
+    node = make_node([{"sharing": "mig", **before}], [divided(0, "1g.10gb")])
+    node.held = {held: {"pod": ["MIG-0-a0"]}}
+    node.update()
+    node.configure([{"sharing": "mig", **after}])
+    node.wait()
+    assert "allocated to default/pod" in node.listed(name)["MIG-0-a0"]
+    node.held = {}
+    node.wait()
+    assert node.listed(name)["MIG-0-a0"] == ""

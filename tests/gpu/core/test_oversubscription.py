@@ -51,6 +51,20 @@ def test_units_grow_where_more_memory_makes_too_many(make_node: Make, card: Make
     assert node.tracker.sharings[MEM].unit == 2 << 30
 
 
+def test_what_is_held_of_more_memory_than_is_advertised_now_is_not_allocated_again(make_node: Make, card: Make) -> None:
+    node = make_node([entry(oversubscribe=2)], [card(0)])
+    key = card_key(card(0).uuid)
+    held = [f"{key}-{number}" for number in range(16, 32)]
+    node.held = {MEM: {"pod": held}}
+    node.update()
+    node.configure([entry()])
+    free = {reason for name, reason in node.listed().items() if name not in held}
+    assert free == {"16 of its allocated units exceed the 16 configured now"}
+    node.held = {}
+    node.wait()
+    assert set(node.listed().values()) == {""}
+
+
 def test_it_is_told_wherever_somebody_looks(make_node: Make, card: Make, tmp_path: Path) -> None:
     node = make_node([entry(oversubscribe=1.5)], [card(0)])
     told = report.document(node.config, node.tracker, OveruseWatch({}, node.host))
