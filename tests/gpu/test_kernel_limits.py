@@ -8,6 +8,7 @@ import json
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +30,12 @@ from nodeplug.testing import host
 from nodeplug.testing.waiting import until
 from nodeplug_gpu import allocations
 from nodeplug_gpu import plugin as plugin_module
+from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.containers import Containers
 from nodeplug_gpu.kernel import limits, spec
 from nodeplug_gpu.kernel.door import Door
+from nodeplug_gpu.kernel.held import Held, HeldLimits
 from nodeplug_gpu.plugin import Gpu
 
 GIB = 1 << 30
@@ -228,6 +231,48 @@ def test_an_amount_that_was_never_allocated_is_not_set(node: Node) -> None:
     assert done.returncode == 1
     assert f"{70 * GIB} bytes of {FIRST} were allocated to no container of this node" in done.stderr
     assert node.nvml.limits() == {}
+
+
+def test_a_limit_is_not_raised_by_the_name_of_a_neighbours(node: Node) -> None:
+    node.plugin()
+    own, neighbours, container = node.allocate(2), node.allocate(12), node.container()
+    assert node.start(own, container).returncode == 0
+    done = node.start(neighbours, container)
+    assert done.returncode == 1
+    assert f"it has a limit of {2 * GIB} bytes, which is not raised to {12 * GIB}" in done.stderr
+    node.nvml.fail(SET, 999)
+    assert node.start(own, container).returncode == 1
+    node.nvml.fail(SET, 0)
+    assert node.start(neighbours, container).returncode == 1  # what failed has not been forgotten
+    assert node.start(own, container).returncode == 0
+    assert node.nvml.limits() == {node.cgroup(container): (0, 0, 2 * GIB)}
+
+
+def test_a_limit_becomes_the_lower_one_of_two_names(node: Node) -> None:
+    node.plugin()
+    neighbours, own, container = node.allocate(12), node.allocate(2), node.container()
+    assert [node.start(one, container).returncode for one in (neighbours, own)] == [0, 0]
+    assert node.nvml.limits() == {node.cgroup(container): (0, 0, 2 * GIB)}
+
+
+def test_of_two_requests_for_one_container_the_second_waits_for_the_first(tmp_path: Path) -> None:
+    held, came = HeldLimits(tmp_path / "held"), threading.Event()
+    seen: list[Held | None] = []
+
+    def second() -> None:
+        came.set()
+        with held.alone("a", Uuid(FIRST)) as before:
+            seen.append(before)
+
+    asking = threading.Thread(target=second, daemon=True)
+    with held.alone("a", Uuid(FIRST)):
+        asking.start()
+        came.wait()
+        with held.alone("b", Uuid(FIRST)) as other:
+            assert other is None
+        held.put(first := Held("a", Uuid(FIRST), "/", GIB, GIB))
+    asking.join()
+    assert seen == [first]
 
 
 def test_a_replica_is_limited_to_its_share_of_the_card(node: Node) -> None:

@@ -7,7 +7,8 @@ Refuses: to be the truth about a cgroup that is gone: its limit went with it, an
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -49,6 +50,27 @@ class HeldLimits:
     file: Path
     _known: dict[tuple[str, Uuid], Held] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _starting: set[tuple[str, Uuid]] = field(default_factory=set)
+    _started: threading.Condition = field(default_factory=threading.Condition)
+
+    @contextmanager
+    def alone(self, container: str, card: Uuid) -> Iterator[Held | None]:
+        """Yield what was done for a container on a card; whoever else asks for the same waits until this has ended.
+
+        Another container or card does not wait: a card whose driver hangs costs its own containers alone.
+        """
+        key = container, card
+        with self._started:
+            self._started.wait_for(lambda: key not in self._starting)
+            self._starting.add(key)
+        try:
+            with self._lock:
+                before = self._known.get(key)
+            yield before
+        finally:
+            with self._started:
+                self._starting.discard(key)
+                self._started.notify_all()
 
     def load(self, files: Iterable[Path]) -> None:
         """Read what predecessors have written, of sections of other names, too; what cannot be read is left out."""

@@ -3,7 +3,7 @@
 Owns: the limits that Allocate has named, for as long as a container may start with one; which cards can have limits;
 the order of a start: known here, set, confirmed, recorded, answered.
 Refuses: an amount from anybody else. A hook names a card and bytes as its CDI device does; what was never allocated is
-not set. Neither annotations nor the environment of a container are read.
+not set, and a limit is never raised. Neither annotations nor the environment of a container are read.
 """
 
 import os
@@ -198,10 +198,28 @@ class KernelLimits:
         folder = self.paths.cgroups / request.cgroup.lstrip("/")
         if ".." in folder.parts or folder == self.paths.cgroups or not folder.is_dir():
             return f"{request.cgroup} is no cgroup of a container below {self.paths.cgroups}"
+        with self.held.alone(request.container, request.card) as before:
+            # A container has one limit of a card. The name of a neighbour's comes from NVIDIA's runtime, which takes
+            # names of CDI devices from the container's environment.
+            if before is not None and before.hard and request.size > before.size:
+                return self._refused(request, before)
+            return self._set(request, folder, before)
+
+    def _refused(self, request: Request, before: Held) -> str:
+        error = (
+            f"it has a limit of {before.size} bytes, which is not raised to {request.size}: the container names a "
+            f"second {spec.KIND}, which is not its own"
+        )
+        self.host.log.warning("container %s on %s: %s", request.container, request.card, error)
+        return error
+
+    def _set(self, request: Request, folder: Path, before: Held | None) -> str:
         answer = self.driver.limit(request.card, folder, request.size, _DRIVER_TIMEOUT)
         one = Held(request.container, request.card, str(folder), request.size, answer.hard, answer.error)
         if answer.error:
             self.host.log.warning("container %s on %s: no limit: %s", request.container, request.card, answer.error)
+            if before is not None and before.hard:
+                return answer.error  # the former limit holds, and is not to be forgotten: it could be raised then
         try:
             self.held.put(one)
         except OSError as error:
