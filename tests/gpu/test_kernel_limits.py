@@ -22,6 +22,8 @@ from nodeplug import (
     DeviceList,
     Grant,
     Holding,
+    Host,
+    Journal,
     NotFound,
     NotReady,
     ResourceName,
@@ -55,10 +57,16 @@ class Node:
         self.sleepers: list[subprocess.Popen[bytes]] = []
         (folder / "containers").mkdir()
 
-    def plugin(self, wanted: str | None = "kernel", resources: Sequence[Mapping[str, Any]] = (MEMORY,)) -> Gpu:
+    def plugin(
+        self,
+        wanted: str | None = "kernel",
+        resources: Sequence[Mapping[str, Any]] = (MEMORY,),
+        section: str = "host",
+        former: Sequence[Host] = (),
+    ) -> Gpu:
         """Start the plugin; a former one has ended."""
-        for former in self.made:
-            former.stop()
+        for before in self.made:
+            before.stop()
         access = {"visible_devices": "none", "cdi_folder": str(self.folder / "cdi")}
         config = {
             "driver_root": str(self.nvml.root),
@@ -66,7 +74,8 @@ class Node:
             "resources": [{"access": access, **one} for one in resources],
             **({} if wanted is None else {"limits": wanted}),
         }
-        given = host(self.folder / "host", plugin="gpu", holders=self._holders)
+        (self.folder / section).mkdir(exist_ok=True)
+        given = host(self.folder / section, plugin=section, holders=self._holders, former=former)
         self.made.append(Gpu(GpuConfig.model_validate(config), given))
         self.made[-1]._limits.containers = lambda: Containers(logs=self.folder / "containers")
         self.made[-1].start()
@@ -131,12 +140,15 @@ class Node:
         return [(one["limits"], one["limit_bytes"]) for one in found]
 
 
+def limit_keys(journal: Journal) -> list[str]:
+    return [one.key for one in journal.entries() if one.phase == "limit"]
+
+
 @pytest.fixture
 def node(tmp_path: Path, nvml: Any, cgroups: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     nvml.state.version = b"615.71.09"
     paths: Callable[..., Any] = plugin_module._paths
     monkeypatch.setattr(plugin_module, "_paths", lambda *of: replace(paths(*of), cgroups=cgroups.root))
-    (tmp_path / "host").mkdir()
     made = Node(tmp_path, nvml, cgroups)
     yield made
     for plugin in made.made:
@@ -180,6 +192,65 @@ def test_a_limit_is_known_again_after_a_reboot_before_its_container_starts(node:
     (node.folder / "cdi" / spec.FILE).unlink()  # /var/run is empty after a boot
     node.plugin()
     assert [f"{spec.KIND}={one['name']}" for one in node.spec["devices"]] == list(granted.cdi)
+
+
+def test_a_limit_outlives_a_section_of_another_name_and_a_reboot_after_it(node: Node) -> None:
+    node.plugin()
+    granted, former = node.allocate(3), host(node.folder / "host", plugin="host")
+    node.plugin(section="renamed", former=[former])
+    (node.folder / "cdi" / spec.FILE).unlink()
+    node.plugin(section="renamed")
+    assert [f"{spec.KIND}={one['name']}" for one in node.spec["devices"]] == list(granted.cdi)
+    assert limit_keys(former.journal) == []
+
+
+def test_a_limit_outlives_a_reboot_with_a_section_of_another_name(node: Node) -> None:
+    node.plugin()
+    granted, former = node.allocate(3), host(node.folder / "host", plugin="host")
+    (node.folder / "cdi" / spec.FILE).unlink()
+    node.plugin(section="renamed", former=[former])
+    assert [f"{spec.KIND}={one['name']}" for one in node.spec["devices"]] == list(granted.cdi)
+
+
+def test_a_limit_that_the_disk_refused_is_written_when_it_takes_it(node: Node) -> None:
+    plugin = node.plugin()
+    until(lambda: any(one.healthy for one in node.listed()))
+    journal = plugin._host.journal
+    if journal.folder.exists():
+        journal.folder.rename(node.folder / "aside")
+    journal.folder.touch()  # a file, where the folder should be made
+    node.allocate(3)
+    assert limit_keys(journal) == []
+    journal.folder.unlink()
+    until(lambda: limit_keys(journal) == [f"limit {FIRST} {3 * GIB}"])
+
+
+def test_a_limit_that_ends_and_is_given_again_meanwhile_stays_in_the_journal(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin, removed = node.plugin(), threading.Event()
+    remove, timeout = Journal.remove, allocations.CONFIRM_TIMEOUT
+    again = threading.Thread(target=node.allocate, args=(3,), daemon=True)
+
+    def racing(journal: Journal, key: str) -> None:
+        if key.startswith("limit ") and not removed.is_set():
+            monkeypatch.setattr(limits, "GRACE_PERIOD", 1e9)
+            monkeypatch.setattr(allocations, "CONFIRM_TIMEOUT", timeout)
+            again.start()
+            again.join(1)  # it waits for this removal
+            remove(journal, key)
+            removed.set()
+        else:
+            remove(journal, key)
+
+    node.allocate(3)
+    monkeypatch.setattr(Journal, "remove", racing)
+    monkeypatch.setattr(limits, "GRACE_PERIOD", 0.0)
+    monkeypatch.setattr(allocations, "CONFIRM_TIMEOUT", 0.0)
+    node.held.clear()
+    assert removed.wait(60)
+    again.join()
+    assert limit_keys(plugin._host.journal) == [f"limit {FIRST} {3 * GIB}"]
 
 
 def test_a_container_does_not_start_where_its_limit_is_required_and_cannot_be_set(node: Node) -> None:

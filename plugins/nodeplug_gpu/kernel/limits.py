@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeplug import DeviceId, Grant, Host, NotReady, PluginError
+from nodeplug import DeviceId, Grant, Host, Journal, NotReady, PluginError
 from nodeplug_gpu.access import NodePaths, annotation_key
 from nodeplug_gpu.allocations import GRACE_PERIOD, Container
 from nodeplug_gpu.cards import Card, Uuid
@@ -55,11 +55,16 @@ class KernelLimits:
     containers: Callable[[], Containers] = Containers
     held: HeldLimits = field(init=False)
     _given: set[spec.Limit] = field(default_factory=set)
+    _noted: set[spec.Limit] = field(default_factory=set)
+    _complaint: str = ""
     _idle_since: dict[Uuid, float] = field(default_factory=dict)
     _fault: str = ""
     _active: bool = False
     _door: Door = field(init=False)
+    _noting: threading.Lock = field(default_factory=threading.Lock)
+    """Around every change of `_given` with its records, so that neither overtakes the other; taken before `_lock`."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Around `_given` and the spec alone: a hook does not wait for a disk."""
 
     def __post_init__(self) -> None:
         self.held = HeldLimits(self.host.run_dir / FILE)
@@ -72,10 +77,17 @@ class KernelLimits:
 
     def start(self) -> None:
         """Go on with what a predecessor has given, and serve hooks; nothing where there are no limits at all."""
-        self._given = set(spec.read(spec_file(self.config))) | set(_recorded(self.host))
+        self._noted = set(_recorded(self.host.journal))
+        former = [(one.journal, limit) for one in self.host.former_sections() for limit in _recorded(one.journal)]
+        self._given = set(spec.read(spec_file(self.config))) | self._noted | {limit for _, limit in former}
         self._active = self.wanted or bool(self._given)
         if not self._active:
             return
+        with self._noting:
+            self._note()
+        for journal, limit in former:
+            if limit in self._noted:
+                _forget(journal, limit)
         self.held.load([folder / FILE for folder in (*self.paths.former, self.host.run_dir)])
         self._serve()
         self._publish()
@@ -90,8 +102,17 @@ class KernelLimits:
             return
         self._serve()
         self.held.prune()
-        if inventory.snapshot.state != "running" or inventory.allocations_unknown:
-            return
+        known = inventory.snapshot.state == "running" and not inventory.allocations_unknown
+        with self._noting:
+            for one in self._end(inventory) if known else ():
+                self._noted.discard(one)
+                _forget(self.host.journal, one)
+            self._note()
+        if known:
+            self._publish()
+
+    def _end(self, inventory: Inventory) -> Sequence[spec.Limit]:
+        """Take out, and return, the limits of cards that have had no holder for a while."""
         now = self.clock()
         with self._lock:
             given = {card for card, _ in self._given}
@@ -101,10 +122,7 @@ class KernelLimits:
             over = {card for card, since in self._idle_since.items() if now - since > GRACE_PERIOD}
             ended = [one for one in self._given if one[0] in over]
             self._given -= set(ended)
-        for one in ended:
-            with suppress(PluginError):  # it is offered to the runtime again after a reboot, for a minute
-                self.host.journal.remove(_key(one))
-        self._publish()
+        return ended
 
     def limits(self, entry: Resource, uuid: Uuid) -> bool:
         """Whether containers that are allocated a card of an entry now get a limit of it."""
@@ -146,16 +164,24 @@ class KernelLimits:
         Raises:
             NotReady: it cannot be written.
         """
-        with self._lock:
-            self._idle_since.pop(one[0], None)
-            known = one in self._given
-            self._given.add(one)
-        if not known:
-            try:
-                self.host.journal.write(_key(one), phase=_PHASE, data={"card": one[0], "bytes": one[1]})
-            except PluginError as error:
-                self.host.log.warning("after a reboot a container with a limit will not start: %s", error)
+        with self._noting:
+            with self._lock:
+                self._idle_since.pop(one[0], None)
+                self._given.add(one)
+            self._note()
         self._publish(raises=True)
+
+    def _note(self) -> None:
+        """Write what is not in the journal yet; what fails is written by the next call. `_noting` is held."""
+        try:
+            for one in sorted(self._given - self._noted):
+                self.host.journal.write(_key(one), phase=_PHASE, data={"card": one[0], "bytes": one[1]})
+                self._noted.add(one)
+            self._complaint = ""
+        except PluginError as error:
+            if str(error) != self._complaint:
+                self.host.log.warning("after a reboot a container with a limit will not start: %s", error)
+            self._complaint = str(error)
 
     def _publish(self, *, raises: bool = False) -> None:
         with self._lock:
@@ -235,7 +261,7 @@ class KernelLimits:
 
 def concerned(config: GpuConfig, host: Host) -> bool:
     """Whether limits may be set: the configuration asks for them, or a container may start that was given one."""
-    return config.limits in {"auto", "kernel"} or bool(spec.read(spec_file(config))) or any(_recorded(host))
+    return config.limits in {"auto", "kernel"} or bool(spec.read(spec_file(config))) or any(_recorded(host.journal))
 
 
 def spec_file(config: GpuConfig) -> Path:
@@ -244,12 +270,19 @@ def spec_file(config: GpuConfig) -> Path:
     return (shared or config.resources)[0].access.cdi_folder / spec.FILE
 
 
-def _recorded(host: Host) -> Iterator[spec.Limit]:
+def _recorded(journal: Journal) -> Iterator[spec.Limit]:
     """Yield what was given before a reboot, to containers that start again."""
-    for entry in host.journal.entries():
+    for entry in journal.entries():
         if entry.phase == _PHASE:
             with suppress(KeyError, TypeError, ValueError):
-                yield Uuid(str(entry.data["card"])), int(entry.data["bytes"])
+                one = Uuid(str(entry.data["card"])), int(entry.data["bytes"])
+                if entry.key == _key(one):  # in the journal of a former section there may be another plugin's
+                    yield one
+
+
+def _forget(journal: Journal, one: spec.Limit) -> None:
+    with suppress(PluginError):  # it is offered to the runtime again after a reboot, for a minute
+        journal.remove(_key(one))
 
 
 def _shared(entry: Resource) -> bool:
