@@ -64,6 +64,25 @@ def test_why_a_card_cannot_have_limits_is_told_by_name(nvml: Any, watch: Callabl
     assert whys[SECOND].startswith("it is in MIG mode")
 
 
+@pytest.mark.parametrize("code", [10, 23, 999])  # timeout, insufficient resources, unknown
+def test_a_failure_that_passes_is_asked_about_again(
+    limits: Any, watch: Callable[..., Any], cgroups: Any, code: int
+) -> None:
+    limits.fail(SET, code)
+    watched = watch(limits, cgroups=cgroups.root)
+    assert f"NVML error {code}" in watched.running().limits[FIRST]
+    limits.fail(SET, 0)
+    watched.until(lambda found: found.limits == {FIRST: "", SECOND: ""})
+
+
+def test_what_does_not_pass_is_asked_once(nvml: Any, watch: Callable[..., Any], cgroups: Any) -> None:
+    watched = watch(nvml, cgroups=cgroups.root)  # no card of it supports limits
+    watched.running()
+    polls = nvml.calls("nvmlDeviceGetUtilizationRates")
+    watched.until(lambda _: nvml.calls("nvmlDeviceGetUtilizationRates") > polls + 4)
+    assert nvml.calls(SET) == 2  # once for each card
+
+
 def test_a_driver_without_the_function_is_told_apart_from_one_that_refuses(
     nvml: Any, watch: Callable[..., Any], cgroups: Any
 ) -> None:

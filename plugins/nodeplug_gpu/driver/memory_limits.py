@@ -41,6 +41,8 @@ _WHYS: Final[Mapping[int, str]] = {
     NOT_SUPPORTED: "the driver does not support limits by cgroup on this card and node",
     NO_PERMISSION: "the driver lets nobody but root set limits by cgroup",
 }
+_LASTING: Final = frozenset({"", _IN_MIG_MODE, *_WHYS.values()})
+"""The answers that stay as they are for as long as this driver and the card's MIG mode do."""
 
 
 def own_cgroup(root: Path, proc: Path = Path("/proc")) -> Path | None:
@@ -73,19 +75,25 @@ class MemoryLimits:
         self._known: dict[tuple[Uuid, bool], str] = {}
 
     def whys(self, cards: Sequence[Card], handles: Sequence[tuple[int, Uuid, Any]]) -> Mapping[Uuid, str]:
-        """Return, by card, why it cannot have limits; empty where it can. Each card is asked once.
+        """Return, by card, why it cannot have limits; empty where it can.
+
+        What stays as it is until the driver is replaced is asked once; other failures may be over at the next poll.
 
         Raises:
             NvmlFailure: the driver as a whole does not answer.
         """
         found = {uuid: handle for _, uuid, handle in handles}
+        whys: dict[Uuid, str] = {}
         for card in cards:
-            if card.uuid in found and (card.uuid, card.mig) not in self._known:
+            why = self._known.get((card.uuid, card.mig))
+            if why is None and card.uuid in found:
                 with self._calls.about(card.index, card.uuid):
                     why = _IN_MIG_MODE if card.mig else self._why(found[card.uuid])
-                if why is not None:
+                if why in _LASTING:
                     self._known[card.uuid, card.mig] = why
-        return {card.uuid: self._known[card.uuid, card.mig] for card in cards if (card.uuid, card.mig) in self._known}
+            if why is not None:
+                whys[card.uuid] = why
+        return whys
 
     def _why(self, handle: Any) -> str | None:
         """Clear a limit that nobody has, that of this process's cgroup: whoever may do that may set one.
