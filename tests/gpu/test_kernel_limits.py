@@ -43,6 +43,7 @@ from nodeplug_gpu.plugin import Gpu
 GIB = 1 << 30
 MEM, SHARED = ResourceName("aliyun.com/gpu-mem"), ResourceName("nvidia.com/gpu.shared")
 MEMORY: dict[str, Any] = {"sharing": "memory", "cards": {"index": [0]}}
+REPLICAS: dict[str, Any] = {"sharing": "replicas", "resource": SHARED, "replicas": 4, "cards": {"index": [0]}}
 FIRST = "GPU-00000000-0000-0000-0000-000000000000"
 SET = "nvmlDeviceSetMemoryLimits_v1"
 
@@ -347,10 +348,24 @@ def test_of_two_requests_for_one_container_the_second_waits_for_the_first(tmp_pa
 
 
 def test_a_replica_is_limited_to_its_share_of_the_card(node: Node) -> None:
-    node.plugin(resources=[{"sharing": "replicas", "resource": SHARED, "replicas": 4, "cards": {"index": [0]}}])
+    node.plugin(resources=[REPLICAS])
     granted, container = node.allocate(1, SHARED), node.container()
     assert node.start(granted, container).returncode == 0
     assert node.nvml.limits() == {node.cgroup(container): (0, 0, 20 * GIB)}
+
+
+@pytest.mark.parametrize(("wanted", "healthy"), [("kernel", False), ("auto", True)])
+def test_a_replica_of_a_card_of_unknown_memory_is_not_said_to_be_limited(
+    node: Node, wanted: str, healthy: bool
+) -> None:
+    node.nvml.state.card[0].total = 0
+    plugin = node.plugin(wanted, [REPLICAS])
+    why = "the driver does not tell how much memory it has, so a share of it is no amount"
+    reason = f"limits = 'kernel', and containers can have no limit of its memory: {why}"
+    until(
+        lambda: [(one.healthy, one.reason) for one in node.listed(SHARED)] == [(healthy, "" if healthy else reason)] * 4
+    )
+    assert plugin.inspect()["cards"][0]["limits"] == f"none: {why}"
 
 
 def test_a_limit_is_never_more_than_the_card_has(node: Node) -> None:

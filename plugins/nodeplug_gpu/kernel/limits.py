@@ -35,6 +35,7 @@ NOT_CALLED: Final = (
 )
 _PHASE: Final = "limit"
 _UNKNOWN: Final = "the driver has not said yet whether it can limit memory by cgroup"
+_NO_SIZE: Final = "the driver does not tell how much memory it has, so a share of it is no amount"
 _DRIVER_TIMEOUT: Final = 30.0
 
 
@@ -130,7 +131,9 @@ class KernelLimits:
 
     def why_not(self, uuid: Uuid) -> str:
         """Return why containers can have no limit of a card; empty when they can."""
-        return self._fault or self.driver.snapshot.limits.get(uuid, _UNKNOWN)
+        snapshot = self.driver.snapshot
+        why = self._fault or snapshot.limits.get(uuid, _UNKNOWN)
+        return why or next((_NO_SIZE for one in snapshot.cards if one.uuid == uuid and not one.memory), "")
 
     def not_ready_reason(self, entry: Resource, uuid: Uuid) -> str:
         """Return why a card is not allocatable: limits are required, and it can have none."""
