@@ -4,12 +4,14 @@ The hook is the one of the CDI spec, executed as a runtime does it: by its path 
 """
 
 import ast
+import errno
 import json
 import socket
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from nodeplug_gpu import plugin as plugin_module
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.containers import Containers
-from nodeplug_gpu.kernel import limits, spec
+from nodeplug_gpu.kernel import hook, limits, spec
 from nodeplug_gpu.kernel.door import Door
 from nodeplug_gpu.kernel.held import Held, HeldLimits
 from nodeplug_gpu.plugin import Gpu
@@ -44,6 +46,8 @@ GIB = 1 << 30
 MEM, SHARED = ResourceName("aliyun.com/gpu-mem"), ResourceName("nvidia.com/gpu.shared")
 MEMORY: dict[str, Any] = {"sharing": "memory", "cards": {"index": [0]}}
 REPLICAS: dict[str, Any] = {"sharing": "replicas", "resource": SHARED, "replicas": 4, "cards": {"index": [0]}}
+HANGS = 180.0
+"""Seconds after which the test ends a hook that should have ended by itself."""
 FIRST = "GPU-00000000-0000-0000-0000-000000000000"
 SET = "nvmlDeviceSetMemoryLimits_v1"
 
@@ -128,6 +132,7 @@ class Node:
             text=True,
             env={},
             check=False,
+            timeout=HANGS,
         )
 
     def cgroup(self, container: tuple[str, int]) -> str:
@@ -284,6 +289,35 @@ def test_without_the_daemon_a_container_starts_only_if_its_limit_is_not_required
     done = node.start(granted, node.container())
     assert done.returncode == status
     assert "nodeplug does not run on this node" in done.stderr
+
+
+@pytest.mark.parametrize(("wanted", "status"), [("kernel", 1), ("auto", 0)])
+def test_a_daemon_that_takes_no_more_connections_does_not_keep_a_container_waiting(
+    node: Node, wanted: str, status: int
+) -> None:
+    plugin = node.plugin(wanted)
+    granted = node.allocate(3)
+    plugin.stop()
+    path = node.folder / "host/run/limits.sock"
+    path.unlink()
+    with ExitStack() as full:
+        frozen = full.enter_context(socket.socket(socket.AF_UNIX))
+        frozen.bind(str(path))
+        frozen.listen(0)
+        waiting = [full.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(9)]
+        for one in waiting:
+            one.setblocking(False)
+        assert errno.EAGAIN in [one.connect_ex(str(path)) for one in waiting]
+        done = node.start(granted, node.container())
+    assert done.returncode == status
+    assert "nodeplug hangs: the queue of its socket is full" in done.stderr
+
+
+def test_the_runtime_waits_for_longer_than_the_hook_and_kubelet_for_longer_than_the_runtime(node: Node) -> None:
+    node.plugin()
+    node.allocate(3)
+    (one,) = node.spec["devices"][0]["containerEdits"]["hooks"]
+    assert hook._REFUSE_AFTER + hook._PATIENCE < one["timeout"] < 120
 
 
 def test_a_container_whose_hook_never_ran_is_not_said_to_be_limited(node: Node) -> None:

@@ -17,6 +17,8 @@ import time
 
 _LONGEST = 65536
 _PATIENCE = 60
+_REFUSE_AFTER = 5
+_START_AFTER = 2
 
 
 class Failed(Exception):
@@ -37,23 +39,29 @@ def connect(path: str, patience: float) -> socket.socket:
     end = time.monotonic() + patience
     while True:
         asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        asking.settimeout(patience)  # without one, connect(2) blocks for as long as the queue of the socket is full
         try:
             asking.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
-            asking.close()
-            if time.monotonic() > end:
-                raise Failed("nodeplug does not run on this node") from None
-            time.sleep(0.1)
-            continue
-        return asking
+            why = "nodeplug does not run on this node"
+        except BlockingIOError:
+            why = "nodeplug hangs: the queue of its socket is full"
+        else:
+            return asking
+        asking.close()
+        if time.monotonic() > end:
+            raise Failed(why)
+        time.sleep(0.1)
 
 
 def ask(asking: socket.socket, request: dict[str, object]) -> str:
     """Return why there is no limit; empty when the daemon has confirmed it."""
+    end = time.monotonic() + _PATIENCE
     asking.settimeout(_PATIENCE)
-    asking.sendall(json.dumps(request).encode() + b"\n")
+    asking.sendall(json.dumps(request).encode() + b"\n")  # shorter than the socket's buffer
     data = b""
     while not data.endswith(b"\n"):
+        asking.settimeout(max(end - time.monotonic(), 0.001))
         more = asking.recv(_LONGEST)
         if not more:
             raise Failed("nodeplug ended before it answered")
@@ -73,7 +81,7 @@ def main(arguments: list[str]) -> int:
             "card": options["--card"],
             "bytes": int(options["--bytes"]),
         }
-        error = ask(connect(options["--socket"], 5 if refuse else 2), request)
+        error = ask(connect(options["--socket"], _REFUSE_AFTER if refuse else _START_AFTER), request)
     except (Failed, OSError, ValueError, KeyError, TypeError) as found:
         error = str(found) or type(found).__name__
     if not error:

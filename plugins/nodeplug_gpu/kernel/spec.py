@@ -26,6 +26,9 @@ FILE: Final = "nodeplug-gpu-limits.json"
 PYTHON: Final = "/usr/bin/python3"
 SOURCE: Final = Path(__file__).with_name("hook.py").read_text(encoding="utf-8")
 _VERSION: Final = "0.3.0"
+_TIMEOUT: Final = 90
+"""Seconds after which the runtime ends the hook, and with it the start: more than the hook waits (some 65), so that it
+can say why, and less than kubelet waits for the runtime (2 min)."""
 
 
 def full_name(limit: Limit) -> str:
@@ -60,7 +63,8 @@ def _hook(limit: Limit, door: str, *, required: bool) -> Mapping[str, Any]:
     card, size = limit
     without = "refuse" if required else "start"
     words = ["--socket", door, "--card", card, "--bytes", str(size), "--without", without]
-    return {"hookName": "createRuntime", "path": PYTHON, "args": ["python3", "-IS", "-c", SOURCE, *words]}
+    command = ["python3", "-IS", "-c", SOURCE, *words]
+    return {"hookName": "createRuntime", "path": PYTHON, "args": command, "timeout": _TIMEOUT}
 
 
 def write(file: Path, described: Mapping[str, Any]) -> None:
