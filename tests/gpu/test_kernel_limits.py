@@ -153,6 +153,7 @@ def limit_keys(journal: Journal) -> list[str]:
 @pytest.fixture
 def node(tmp_path: Path, nvml: Any, cgroups: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     nvml.state.version = b"615.71.09"
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     paths: Callable[..., Any] = plugin_module._paths
     monkeypatch.setattr(plugin_module, "_paths", lambda *of: replace(paths(*of), cgroups=cgroups.root))
     made = Node(tmp_path, nvml, cgroups)
@@ -422,6 +423,21 @@ def test_with_auto_a_card_of_an_old_driver_is_allocated_without_a_limit_and_says
     plugin = node.plugin("auto")
     assert node.allocate(3).cdi == ()
     assert plugin.inspect()["cards"][0]["limits"].startswith(f"none: the driver does not have {SET}; R615")
+
+
+def test_in_a_pod_without_node_root_none_are_given_and_what_was_given_before_holds(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.plugin("auto")
+    granted, container = node.allocate(3), node.container()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    plugin = node.plugin("auto")
+    assert node.allocate(2).cdi == ()
+    why = plugin.inspect()["cards"][0]["limits"]
+    assert why.startswith("none: its hook needs /usr/bin/python3 on the node")
+    assert why.endswith("set node_root to where it is mounted")
+    assert node.start(granted, container).returncode == 0
+    assert node.nvml.limits() == {node.cgroup(container): (0, 0, 3 * GIB)}
 
 
 def test_limits_that_were_given_hold_for_restarts_after_the_configuration_wants_none(node: Node) -> None:

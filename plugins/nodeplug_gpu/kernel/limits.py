@@ -199,20 +199,25 @@ class KernelLimits:
                 self.host.log.warning("%s", text)
 
     def _serve(self) -> None:
-        """Listen where that makes sense; again, if somebody has removed the socket."""
-        fault = self._node_fault()
-        if not fault and not self._door.serves:
+        """Listen; again, if somebody has removed the socket."""
+        fault = ""
+        if not self._door.serves:
             try:
                 self._door.open()
             except OSError as error:
                 fault = f"{self._door.path} cannot be made: {error.strerror or error}"
-        self._fault = fault
+        # What keeps new limits from being given does not close the door: who was given one starts again, or hears why.
+        self._fault = self._node_fault() or fault
 
     def _node_fault(self) -> str:
         if not (self.paths.cgroups / "cgroup.controllers").exists():
             return f"cgroup v2 is not mounted at {self.paths.cgroups}: this node has cgroup v1, or both"
-        python = self.paths.node / spec.PYTHON[1:]
-        if self.paths.programs and not os.access(python, os.X_OK):
+        if not self.paths.programs:
+            return (
+                f"its hook needs {spec.PYTHON} on the node, and what the node has is not seen from this pod: mount the "
+                "node's root in it, read-only, and set node_root to where it is mounted"
+            )
+        if not os.access(self.paths.node / spec.PYTHON[1:], os.X_OK):
             return f"its hook needs {spec.PYTHON} on the node"
         return ""
 
