@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 MAKE = """#!/bin/bash
 trap 'echo "$1" >>{folder}/ended' EXIT
 case $1 in
-{failing}) exit 3 ;;
-{hanging}) sleep 60 & wait $! ;;
+{failing}) [ {hanging} = - ] || until [ -e {folder}/hangs ]; do sleep 0.01; done; exit 3 ;;
+{hanging}) touch {folder}/hangs; sleep 60 & wait $! ;;
 suite) echo "5 passed" ;;
 esac
 """
