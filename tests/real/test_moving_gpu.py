@@ -17,6 +17,8 @@ from nodeplug.testing import folders
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kubelet")]
 CARDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(3)]
+SHARED = [f"GPU-11111111-0000-0000-0000-00000000000{number}" for number in range(3)]
+"""Others, as what a card was before counts for a minute."""
 NETWORK = '[plugins.bridge]\n[plugins.host-local]\n[plugins.loopback.config]\nnames = ["loopback"]\n'
 FORMER = f'{NETWORK}[plugins.former]\nuses = "whole_cards:WholeCards"\nisolation = "thread"\n'
 OURS = (
@@ -26,6 +28,7 @@ OURS = (
 )
 FORMER_SHARED = FORMER.replace("WholeCards", "SharedCards")
 OURS_SHARED = OURS.replace('sharing = "exclusive"', 'sharing = "replicas"\nreplicas = 2')
+OURS_SHARED = OURS_SHARED.replace("GPU-00000000", "GPU-11111111")
 ONE = {RESOURCE: 1}
 
 
@@ -33,7 +36,7 @@ ONE = {RESOURCE: 1}
 def lab(make_private_node: Callable[..., PrivateNode], runtime: Path | None, kubelet_program: Path) -> Iterator[Lab]:
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     search = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    env = {"PYTHONPATH": search, "CARDS": ",".join(CARDS)}
+    env = {"PYTHONPATH": search, "CARDS": ",".join(CARDS), "SHARED_CARDS": ",".join(SHARED)}
     try:
         with (
             make_private_node(folder / "n") as private,
@@ -100,7 +103,10 @@ def test_the_card_of_a_pod_that_has_a_replica_of_another_plugin_waits_for_its_en
     lab.run("former", limits=ONE)
     theirs = card_of(lab, "former")
     switch(lab, OURS_SHARED)
-    lab.kubelet.wait_for("the card to wait", lambda: "former" in reasons(lab)[theirs])
+    waits = {one: one == theirs for one in SHARED}
+    lab.kubelet.wait_for(
+        "the card to wait", lambda: {one: "former" in why for one, why in reasons(lab).items()} == waits
+    )
     for number in range(4):
         lab.run(f"own{number}", limits=ONE)
     assert theirs not in {card_of(lab, f"own{number}") for number in range(4)}

@@ -46,8 +46,8 @@ class SharedCards(WholeCards):
 
     @hookimpl
     def device_list(self, request: DeviceList) -> Sequence[Device]:
-        """List two of each card."""
-        cards = os.environ["CARDS"].split(",")
+        """List two of each of the cards that the test names for that."""
+        cards = os.environ["SHARED_CARDS"].split(",")
         return [Device(DeviceId(f"{one}::{number}")) for one in cards for number in range(2)]
 
     @hookimpl

@@ -36,7 +36,7 @@ static void list(void) {
     struct card *card = visible[0];
     if (!self) {
         self = &card->process[__atomic_fetch_add(&card->processes, 1, __ATOMIC_SEQ_CST) % PROCESSES];
-        *self = (struct process){(u32)getpid(), mps() > 0 ? 4 : 1, 0, ~0u, ~0u};
+        *self = (struct process){.pid = (u32)getpid(), .kinds = mps() > 0 ? 4 : 1, .gpu_instance = ~0u, .compute_instance = ~0u};
     }
     __atomic_fetch_add(&card->used, held + CONTEXT - self->used, __ATOMIC_SEQ_CST);
     self->used = held + CONTEXT;
