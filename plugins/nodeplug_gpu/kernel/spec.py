@@ -11,12 +11,12 @@ Source: Container Device Interface, SPEC.md, "CDI JSON Specification".
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.replaced_file import replace_file
 
 Limit = tuple[Uuid, int]
 """A card, and bytes of it."""
@@ -76,17 +76,7 @@ def write(file: Path, described: Mapping[str, Any]) -> None:
     if not described["devices"]:
         file.unlink(missing_ok=True)
         return
-    data = json.dumps(described, indent=1).encode()
-    if file.exists() and file.read_bytes() == data:
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")  # the runtime reads only *.json
-    try:
-        temporary.write_bytes(data)
-        temporary.chmod(0o644)
-        temporary.rename(file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(file, json.dumps(described, indent=1).encode())
 
 
 def read(file: Path) -> frozenset[Limit]:
