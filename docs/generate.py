@@ -29,6 +29,7 @@ import nodeplug.testing
 import pytest_nodeplug
 from nodeplug.config import (
     ClusterSection,
+    DraSection,
     ExtenderSection,
     NetworksSection,
     PluginSection,
@@ -84,6 +85,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "extender": lambda: _keys(ExtenderSection),
         "networks": lambda: _keys(NetworksSection),
         "cluster": lambda: _keys(ClusterSection),
+        "dra": lambda: _keys(DraSection),
         "section": lambda: _keys(PluginSection),
         "plugin": lambda: _keys(find(argument).config_model),
         "errors": _errors,

@@ -7,6 +7,7 @@ Refuses: defaults for a plugin's own section (its class validates that), and any
 from nodeplug.config.models import (
     ClusterSection,
     Configuration,
+    DraSection,
     ExtenderSection,
     NetworksSection,
     Paths,
@@ -22,6 +23,7 @@ __all__ = [
     "ClusterSection",
     "ConfigError",
     "Configuration",
+    "DraSection",
     "ExtenderSection",
     "Fault",
     "NetworksSection",

@@ -199,6 +199,11 @@ class PluginSection(_Model):
     node_names: tuple[str, ...] = Field(
         (), description="Patterns of node names, such as 'gpu-*', of which one must fit; empty: all nodes."
     )
+    serve: Literal["device-plugin", "dra"] = Field(
+        "device-plugin",
+        description="How the cluster gets its devices: 'device-plugin': kubelet allocates extended resources; 'dra': "
+        "the scheduler allocates claims of resource.k8s.io; see `[dra]`.",
+    )
     isolation: Literal["thread", "process"] | None = Field(
         None,
         description="'process': in a process of its own; 'thread': in the daemon; default: as the plugin's class asks, "
@@ -350,6 +355,25 @@ class ClusterSection(_Model):
     resync: Seconds = Field(300.0, description="How often it is looked whether the Node still has what was published.")
 
 
+class DraSection(_Model):
+    """`[dra]`: how sections with `serve = "dra"` offer their devices to the cluster."""
+
+    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
+    cdi_dir: Path = Field(
+        Path("/var/run/cdi"), description="Where the runtime reads CDI specs: there is one for each prepared claim."
+    )
+    taint: Literal["NoSchedule", "NoExecute", "None"] = Field(
+        "NoSchedule",
+        description="What an unhealthy device does: 'NoSchedule': it gets no new claims; 'NoExecute': pods that have it "
+        "are evicted, too; 'None': it is told, and nothing else.",
+    )
+    order: Literal["listed", "most-free-first"] = Field(
+        "listed",
+        description="In which order the scheduler tries devices: 'listed': as the plugin lists them, which fills one "
+        "after another; 'most-free-first': spreads claims over devices with parts.",
+    )
+
+
 class Configuration(_Model):
     """The whole file."""
 
@@ -359,6 +383,7 @@ class Configuration(_Model):
     extender: ExtenderSection | None = None
     networks: NetworksSection | None = None
     cluster: ClusterSection | None = None
+    dra: DraSection | None = None
     plugins: Mapping[str, PluginSection] = Field(default_factory=dict)
 
     @property
