@@ -4,8 +4,8 @@ Owns: what a name becomes that is not allowed as it is: two that differ never be
 Refuses: I/O, and what is named.
 
 Source: kubernetes, pkg/apis/resource/validation: a driver is a DNS subdomain of at most 63 characters, a pool is DNS
-subdomains joined by slashes, a device is a DNS label, an attribute is a C identifier of at most 32 characters, and the
-value of a taint is the value of a label.
+subdomains joined by slashes, a device is a DNS label, an attribute is a C identifier of at most 32 characters, the
+value of a taint is the value of a label, and that of an attribute has at most 64 bytes.
 """
 
 import re
@@ -16,12 +16,15 @@ from nodeplug.contract.values import DeviceId, ResourceName
 
 DOMAIN: Final = "nodeplug.io"
 """Of what nodeplug itself names: drivers, taints."""
+RESOURCE: Final = "resource"
+"""The attribute that each device has: the resource that its plugin claims, by which a class selects it."""
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_LIMIT: Final = 63
 _DRIVER_LIMIT: Final = 63
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _IDENTIFIER_LIMIT: Final = 32
 _VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_TEXT_LIMIT: Final = 64
 _DIGEST: Final = 8
 
 
@@ -34,6 +37,19 @@ def pool_name(node: str, resource: ResourceName) -> str:
     """Return the name of the pool of a resource on a node: `node-1/example.com/gpu`."""
     domain, _, name = resource.partition("/")
     return f"{node}/{domain}/{_legal(name, _LABEL, _LABEL_LIMIT)}"
+
+
+def class_name(resource: ResourceName) -> str:
+    """Return the name of the DeviceClass of a resource: `gpu.example.com`."""
+    domain, _, name = resource.partition("/")
+    return f"{_legal(name, _LABEL, _LABEL_LIMIT)}.{domain}"
+
+
+def resource_value(resource: ResourceName) -> str:
+    """Return a resource as the value of the attribute `RESOURCE` of its devices: at most 64 bytes."""
+    if len(resource) <= _TEXT_LIMIT:
+        return resource
+    return f"{resource[: _TEXT_LIMIT - _DIGEST - 1]}-{_digest(resource)}"
 
 
 def device_name(name: DeviceId) -> str:

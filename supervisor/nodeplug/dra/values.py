@@ -5,10 +5,13 @@ Refuses: objects of the API, protobuf, plugins.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Final
 
 from nodeplug.contract.values import Device, DeviceId, ResourceName
+
+TAKEN: Final = "held by a container of a device plugin"
+"""Why a device is not for claims that nobody can use through one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,17 @@ class PoolDevice:
         resource: what its plugin claims.
         devices: as the plugin lists them, in its order; one if it is whole.
         amount: the size of one part, by capacity, such as `{"memory": 1 << 30}`; empty if it is whole.
+        taken: held by others than claims, such as containers of kubelet's device manager: never for a claim.
+        held: by claims, as far as that is recorded here.
     """
 
     name: str
     resource: ResourceName
     devices: tuple[Device, ...]
     amount: Mapping[str, int] = field(default_factory=dict)
+    _: KW_ONLY
+    taken: frozenset[DeviceId] = frozenset()
+    held: frozenset[DeviceId] = frozenset()
 
     @property
     def shared(self) -> bool:
@@ -34,13 +42,27 @@ class PoolDevice:
 
     @property
     def usable(self) -> tuple[Device, ...]:
-        """Those that can serve a new claim, as far as their plugin says; what it withholds from kubelet can."""
-        return tuple(one for one in self.devices if one.healthy or one.withheld)
+        """Those that can serve a claim, as far as their plugin says; what it withholds from kubelet can."""
+        return tuple(one for one in self.devices if (one.healthy or one.withheld) and one.id not in self.taken)
+
+    @property
+    def free(self) -> tuple[Device, ...]:
+        """Those that can serve a new one."""
+        return tuple(one for one in self.usable if one.id not in self.held)
+
+    @property
+    def counted(self) -> tuple[Device, ...]:
+        """Those that make up its capacity: what claims hold of it is subtracted by the scheduler, healthy or not."""
+        usable = set(ids_of(self.usable))
+        return tuple(one for one in self.devices if one.id in usable or (one.id in self.held - self.taken))
 
     @property
     def reason(self) -> str:
-        """Why none can; empty if one can."""
-        return "" if self.usable else next((one.reason for one in self.devices if one.reason), "no reason is given")
+        """Why none is usable; empty if one is."""
+        if self.usable:
+            return ""
+        ill = [one for one in self.devices if one.id not in self.taken]
+        return next((one.reason for one in ill if one.reason), "no reason is given") if ill else TAKEN
 
 
 @dataclass(frozen=True, slots=True)

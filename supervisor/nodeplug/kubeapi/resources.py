@@ -84,5 +84,8 @@ VOLUME_SNAPSHOT_CLASSES: Final = Resource(
 NETWORK_ATTACHMENT_DEFINITIONS: Final = Resource(
     "k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition", namespaced=True
 )
+RESOURCE_SLICES: Final = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice")
+RESOURCE_CLAIMS: Final = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", namespaced=True)
+DEVICE_CLASSES: Final = Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass")
 NETWORKS: Final = Resource("nodeplug.io", "v1alpha1", "networks", "Network")
 """Ours: see `deploy/crds/networks.nodeplug.io.yaml`."""

@@ -132,8 +132,11 @@ class ControlPlane:
         self._spawn("kube-controller-manager", str(self.programs / "kube-controller-manager"), *manager)
         self._spawn("kube-scheduler", str(self.programs / "kube-scheduler"), *common)
 
-    def start_api(self) -> None:
+    def start_api(self, *more: str) -> None:
         """Start kube-apiserver and wait until it is ready.
+
+        Args:
+            more: arguments that it gets this time, such as feature gates.
 
         Raises:
             PluginError: it was not ready in time.
@@ -148,6 +151,7 @@ class ControlPlane:
             *(f"--audit-policy-file={folder}/audit-policy", f"--audit-log-path={folder}/audit"),
             "--allow-privileged=true",
             *([] if self._accounts else ["--disable-admission-plugins=ServiceAccount"]),
+            *more,
         )
         self._wait("a ready API", lambda: self.call("GET", "/readyz", raw=True) == "ok")
 
