@@ -31,7 +31,8 @@ class AllocationRecord:
         sharing: the entry's kind of sharing: the same resource name may have been shared in another way before.
         former_instances: UUIDs of MIG instances that it had and that may still be allocated, the latest last.
         limits: under which its holders run (see `limits`); None in a record written before limits were recorded.
-        names: of the resources that the entry has advertised, and that its holders may have.
+        names: of the resources that the entry has advertised, and that its holders may have; the main one alone in a
+            record that does not say.
     """
 
     card: Card
@@ -63,14 +64,15 @@ class AllocationRecord:
         return (self.card.uuid, self.resource, self.sharing)
 
     def encoded(self) -> Mapping[str, Any]:
-        """Return the form on disk."""
+        """Return the form on disk: that of 0.1.0, wherever the main resource is the only name."""
+        names = {} if self.names == (self.resource,) else {"names": self.names}
         return {
             "card": asdict(self.card),
             "resource": self.resource,
             "sharing": self.sharing,
             "past": self.former_instances,
             "terms": self.limits,
-            "names": self.names,
+            **names,
         }
 
 
@@ -88,7 +90,6 @@ def decoded(data: Mapping[str, Any]) -> AllocationRecord:
         raise TypeError("a card of another shape")
     if data["sharing"] not in {"exclusive", "replicas", "memory", "mig"}:
         raise ValueError("an unknown kind of sharing")
-    limits = data.get("terms")
-    former = tuple(map(str, data["past"]))
-    terms, names = None if limits is None else str(limits), tuple(map(str, data.get("names", ())))
-    return AllocationRecord(made, str(data["resource"]), data["sharing"], former, terms, names)
+    resource, limits = str(data["resource"]), data.get("terms")
+    former, names = tuple(map(str, data["past"])), tuple(map(str, data.get("names", [resource])))
+    return AllocationRecord(made, resource, data["sharing"], former, None if limits is None else str(limits), names)

@@ -22,7 +22,8 @@ from nodeplug.testing.waiting import until
 SAID: Mapping[str, frozenset[str]] = {
     "journal of bridge: network, network": frozenset(
         {"data.addresses list", "data.addresses[] str", "data.mac str", "data.config dict"}
-    )
+    ),
+    "journal of gpu: card, card": frozenset({"data.names list", "data.names[] str"}),
 }
 """What this version writes beyond the form that was recorded and older ones pass over, by kind of record.
 
