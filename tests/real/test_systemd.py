@@ -1,6 +1,7 @@
 """A real systemd runs the daemon by the unit that the installation writes."""
 
 import json
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from tests.real.consumers.systemd import Systemd
 
 from nodeplug.testing import namespaces
+from nodeplug.testing.inventory import cgroups_of, make_cgroup
 from nodeplug.testing.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.node]
@@ -60,6 +62,20 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 def installed(machine: Machine) -> Machine:
     machine.nodeplug("install", "--systemd")
     return machine
+
+
+def test_the_systemd_of_these_tests_leaves_cgroups_of_the_machine_alone() -> None:
+    name = f"nodeplug-systemd-{secrets.token_hex(4)}"
+    make_cgroup(name)
+    made = cgroups_of(name)
+    try:
+        with Systemd() as systemd:
+            systemd.run("systemctl", "daemon-reload")
+            assert "/.." not in systemd.run("cat", "/proc/1/cgroup")
+            assert cgroups_of(name) == made
+    finally:
+        for path in cgroups_of(name):
+            path.rmdir()
 
 
 def test_the_installation_starts_the_daemon_and_has_it_started_with_the_node(machine: Machine) -> None:

@@ -20,11 +20,19 @@ PROGRAM: Final = Path("/lib/systemd/systemd")
 _UNITS: Final = "/usr/lib/systemd/system"
 _EMPTY: Final = f"/run /etc/systemd/system {_UNITS} /usr/lib/systemd/system-generators"
 _TARGETS: Final = "sysinit basic local-fs multi-user shutdown sockets timers paths slices umount test"
+# A mount of cgroups that came along shows the machine's root as this systemd's own one: it would remove what is empty
+# there, such as the cgroups that other tests have made and not yet filled. A new one shows the own cgroup as the root.
 _SETUP: Final = f"""
 for procs in /sys/fs/cgroup/*/$1/cgroup.procs /sys/fs/cgroup/$1/cgroup.procs; do
     [ ! -e $procs ] || echo $$ >$procs
 done
 exec unshare --pid --fork --kill-child --mount --mount-proc --propagation private --net --uts --cgroup sh -ec '
+    former=$(grep -E "^[^ ]+ [^ ]+ cgroup2? " /proc/self/mounts)
+    echo "$former" | while read -r _ path type options _; do
+        [ $type = cgroup ] || options=rw
+        umount -l $path  # the same one cannot be mounted over itself
+        mount -t $type -o $options none $path
+    done
     ip link set lo up
     for path in {_EMPTY}; do mount -t tmpfs tmpfs $path; done
     for target in {_TARGETS}; do printf "[Unit]\\nDefaultDependencies=no\\n" >{_UNITS}/$target.target; done
