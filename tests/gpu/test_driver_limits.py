@@ -1,6 +1,7 @@
 """Limits of a card's memory by cgroup, through the driver process: the mock keeps them, the cgroups are real."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from nodeplug_gpu.cards import Uuid
 GIB = 1 << 30
 PATIENCE = 30.0
 SET = "nvmlDeviceSetMemoryLimits_v1"
+HANG = 0xBEEF
 FIRST, SECOND = (Uuid(f"GPU-00000000-0000-0000-0000-{index:012x}") for index in (0, 1))
 
 
@@ -114,3 +116,19 @@ def test_a_limit_call_that_hangs_is_answered_and_costs_that_card_alone(
     limits.hang(SET, hangs=False)
     until(lambda: watched.driver.snapshot.telemetry.get(SECOND) is not None)
     assert watched.driver.limit(SECOND, cgroups.make(), GIB, PATIENCE).error == ""
+
+
+def test_a_limit_of_another_card_is_set_by_the_process_after_the_one_that_hangs(
+    limits: Any, watch: Callable[..., Any], cgroups: Any
+) -> None:
+    watched, cgroup = watch(limits, cgroups=cgroups.root, hang_after=1.0), cgroups.make()
+    watched.running()
+    limits.fail(SET, HANG, limits.state.card[0])
+    asked = limits.calls(SET)
+    with ThreadPoolExecutor(2) as callers:
+        hurt = callers.submit(watched.driver.limit, FIRST, cgroups.make(), GIB, PATIENCE)
+        until(lambda: limits.calls(SET) > asked)
+        well = callers.submit(watched.driver.limit, SECOND, cgroup, GIB, PATIENCE)
+        assert f"the driver hangs: {SET} of {FIRST} has not returned" in hurt.result().error
+        assert well.result().error == ""
+    assert limits.limits() == {str(cgroup): (1, 0, GIB)}

@@ -50,18 +50,25 @@ class Orders:
             del self._waiting[number]
         return one.answer or LimitAnswer(number, error=otherwise)
 
-    def unsent(self) -> Iterator[bytes]:
-        """Yield the lines of what was not sent yet, once each; one that is too long is answered here."""
+    def unsent(self) -> Iterator[tuple[int, bytes]]:
+        """Yield number and line of what was not sent yet; one that is too long is answered here."""
         with self._lock:
-            fresh = [one for one in self._waiting.values() if not one.sent]
-            for one in fresh:
-                one.sent = True
-        for one in fresh:
-            line = json.dumps(asdict(one.order)).encode() + b"\n"
+            fresh = [one.order for one in self._waiting.values() if not one.sent]
+        for order in fresh:
+            line = json.dumps(asdict(order)).encode() + b"\n"
             if len(line) <= LONGEST:
-                yield line
+                yield order.number, line
             else:
-                self.answered(LimitAnswer(one.order.number, error="the path of the cgroup is too long"))
+                self.answered(LimitAnswer(order.number, error="the path of the cgroup is too long"))
+
+    def sent(self, number: int) -> None:
+        """Note that a process has an order."""
+        self._mark(number, sent=True)
+
+    def _mark(self, number: int, *, sent: bool) -> None:
+        with self._lock:
+            if (one := self._waiting.get(number)) is not None:  # else nobody waits for it any more
+                one.sent = sent
 
     def answered(self, answer: LimitAnswer) -> None:
         """Give an answer to whoever waits for it."""
@@ -71,9 +78,20 @@ class Orders:
             one.answer = answer
             one.done.set()
 
-    def lost(self, reason: str) -> None:
-        """Fail what was sent to a process that has ended; what was not sent waits for the next one."""
+    def lost(self, reason: str, *, again: bool = False, hung: Uuid | None = None) -> None:
+        """Settle what was sent to a process that has ended: the next one gets it, or it has failed.
+
+        Args:
+            reason: why it ended, as a sentence.
+            again: no order has ended it, unless one about the card that hung. Of a crash that is not known, and an
+                order that crashes each process would take the cards from all others.
+            hung: the card about which a call hung, where one did.
+        """
         with self._lock:
-            numbers = [number for number, one in self._waiting.items() if one.sent and not one.done.is_set()]
-        for number in numbers:
-            self.answered(LimitAnswer(number, error=f"the driver was asked, and its process ended: {reason}"))
+            orders = [one.order for one in self._waiting.values() if one.sent and not one.done.is_set()]
+        for order in orders:
+            if again and order.card != hung:
+                self._mark(order.number, sent=False)
+            else:
+                why = f"the driver was asked, and its process ended: {reason}"
+                self.answered(LimitAnswer(order.number, error=why))

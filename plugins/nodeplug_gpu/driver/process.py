@@ -199,8 +199,9 @@ class NvmlDriver:
             if self._asked.is_set():
                 self._asked.clear()
                 process.poll()
-            for line in self._orders.unsent():
-                process.send(line)
+            for number, line in self._orders.unsent():
+                if process.send(line):  # else its pipe is full: after its next frame it is tried again
+                    self._orders.sent(number)
             degraded = self._hangs.cards or self._no_events
             if degraded and time.monotonic() > self._first_poll + self._skip_time and not self.unkillable:
                 # A process that still hangs in the kernel shows that the card has not recovered.
@@ -209,7 +210,9 @@ class NvmlDriver:
             # The heartbeat is checked only when everything was read: the observer may have been slow.
             wait = 0.0 if ready else process.check_heartbeat()
         process.detach(selector)
-        self._orders.lost(process.exit_reason or "it was stopped")
+        hung = next((card.uuid for card in self.snapshot.cards if card.index == process.hung), None)
+        again = process.hangs or process.planned
+        self._orders.lost(process.exit_reason or "it was stopped", again=again, hung=hung)
 
     def _take(self, frame: Frame) -> None:
         snapshot = self.snapshot

@@ -30,7 +30,8 @@ class RunningProcess:
     Attributes:
         exit_reason: why it is to be replaced, as a sentence; empty while it is not.
         planned: nothing is wrong with the cards.
-        hung: index of the card about which a call hangs; None where no card is to blame.
+        hangs: a call does not return.
+        hung: index of the card that it is about; None where no card is to blame.
         events_hang: only waiting for events hangs.
     """
 
@@ -52,7 +53,7 @@ class RunningProcess:
             bufsize=0,
         )
         self.exit_reason = ""
-        self.planned = False
+        self.planned = self.hangs = False
         self.hung: int | None = None
         self.events_hang = False
         self._hang_after = hang_after
@@ -128,7 +129,7 @@ class RunningProcess:
         for pending in heartbeat.pending:
             if pending.seconds > self._hang_after * pending.slow_factor and not self.exit_reason:
                 self.exit_reason = f"the driver hangs: {pending.call} has not returned for {pending.seconds:.1f} s"
-                self.hung = pending.card
+                self.hangs, self.hung = True, pending.card
                 self.events_hang = pending.call in EVENT_SET_CALLS
 
     def retire(self, reason: str) -> None:
