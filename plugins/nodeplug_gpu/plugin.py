@@ -43,7 +43,7 @@ from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
 from nodeplug_gpu.features import FeatureFile
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.kernel.limits import KernelLimits, concerned
+from nodeplug_gpu.kernel.limits import KernelLimits, asked_for
 from nodeplug_gpu.metrics import metrics as measured
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsReconciler
 from nodeplug_gpu.mps.daemon import STARTING
@@ -362,5 +362,5 @@ def _paths(config: GpuConfig, host: Host) -> NodePaths:
 def _driver(config: GpuConfig, host: Host, paths: NodePaths) -> Driver:
     if config.driver == "simulated":
         return SimulatedDriver(config.simulated, config.poll, host.run_dir / FAULTS_FILE, host.log, node=host.node_name)
-    cgroups = paths.cgroups if concerned(config, host) else None
+    cgroups = paths.cgroups if asked_for(config) else None
     return NvmlDriver(config.driver_root, config.poll, config.hang_after, host.log, cgroups=cgroups)

@@ -219,6 +219,18 @@ def test_a_limit_outlives_a_reboot_with_a_section_of_another_name(node: Node) ->
     assert [f"{spec.KIND}={one['name']}" for one in node.spec["devices"]] == list(granted.cdi)
 
 
+def test_a_container_of_a_section_of_another_name_is_limited_after_a_reboot_although_limits_are_off_now(
+    node: Node,
+) -> None:
+    node.plugin()
+    granted, former = node.allocate(3), host(node.folder / "host", plugin="host")
+    (node.folder / "cdi" / spec.FILE).unlink()
+    node.plugin(None, section="renamed", former=[former])
+    container = node.container()
+    assert node.start(granted, container).returncode == 0
+    assert node.nvml.limits() == {node.cgroup(container): (0, 0, 3 * GIB)}
+
+
 def test_a_limit_that_the_disk_refused_is_written_when_it_takes_it(node: Node) -> None:
     plugin = node.plugin()
     until(lambda: any(one.healthy for one in node.listed()))

@@ -1,8 +1,8 @@
 """The driver process: `python -m nodeplug_gpu.driver.child SETTINGS`, SETTINGS being a JSON object.
 
-Owns: three threads, and a fourth where limits are set. The main one sends heartbeats and reads commands, one polls the
-cards, one waits for events. A call that never returns blocks its own thread alone: heartbeats go on and name the call,
-and the daemon kills the process.
+Owns: three threads, and a fourth from the first limit on that is to be set. The main one sends heartbeats and reads
+commands, one polls the cards, one waits for events. A call that never returns blocks its own thread alone: heartbeats
+go on and name the call, and the daemon kills the process.
 Refuses: to outlive its parent: it ends when its stdin does, whatever its other threads hang in, and when the thread
 that started it ends (prctl(2), PR_SET_PDEATHSIG).
 
@@ -57,7 +57,7 @@ class Settings:
         skip: indices of cards that are not queried, because a call about them hung.
         bound: PCI addresses of the cards for which the indices hold; the process ends when there are others.
         events: wait for events; off where that hangs.
-        cgroups: where cgroup v2 should be mounted, if limits by cgroup may be asked for; else empty.
+        cgroups: where cgroup v2 should be mounted, if it matters which cards can have limits by cgroup; else empty.
     """
 
     root: str = "/"
@@ -85,15 +85,14 @@ class DriverProcess:
         cgroups = Path(settings.cgroups) if settings.cgroups else None
         self._reader = Reader(self._calls, Path(settings.sysfs), self._warn, settings.skip, cgroups)
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._limiting = False
         self._listener = Listener(self._event_calls, self._reader, self._warn)
 
     def run(self) -> NoReturn:
         """Send heartbeats until stdin ends."""
-        threads = [self._poll_forever]
-        threads += [self._listen_forever] if self._settings.events else []
-        threads += [self._limit_forever] if self._settings.cgroups else []
-        for work in threads:
-            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+        self._begin(self._poll_forever)
+        if self._settings.events:
+            self._begin(self._listen_forever)
         every, rest = (self._calls, self._event_calls, self._limit_calls), b""
         while True:
             self._send(Heartbeat(tuple(call for calls in every if (call := calls.pending))))
@@ -106,7 +105,16 @@ class DriverProcess:
                     if line == b"poll":
                         self._now.set()
                     else:
-                        self._orders.put(line)
+                        self._order(line)
+
+    def _order(self, line: bytes) -> None:
+        if not self._limiting:
+            self._limiting = True
+            self._begin(self._limit_forever)
+        self._orders.put(line)
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -179,7 +187,7 @@ class DriverProcess:
 
     def _limit_forever(self) -> None:
         self._open.wait()
-        limits = MemoryLimits(self._limit_calls, Path(self._settings.cgroups))
+        limits = MemoryLimits(self._limit_calls)
         while True:
             order = LimitOrder(**json.loads(self._orders.get()))
             self._send(limits.answer(order, self._reader.handles))

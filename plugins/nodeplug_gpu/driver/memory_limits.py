@@ -61,7 +61,50 @@ def own_cgroup(root: Path, proc: Path = Path("/proc")) -> Path | None:
 
 
 class MemoryLimits:
-    """Sets limits, and knows which cards can have some. One for each thread, as its calls are."""
+    """Sets limits. One for each thread, as its calls are."""
+
+    def __init__(self, calls: Calls) -> None:
+        """Make one with the calls of the thread."""
+        self._calls = calls
+
+    def answer(self, order: LimitOrder, handles: Sequence[tuple[int, Uuid, Any]]) -> LimitAnswer:
+        """Carry out an order, and read back what the driver has made of it."""
+        for index, uuid, handle in handles:
+            if uuid == order.card:
+                with self._calls.about(index, uuid):
+                    try:
+                        return LimitAnswer(order.number, self._limited(handle, Path(order.cgroup), order.size))
+                    except NvmlFailure as error:
+                        return LimitAnswer(order.number, error=_explained(error, order.cgroup))
+        return LimitAnswer(order.number, error=f"{order.card} is not among the cards that the driver shows")
+
+    def set(self, handle: Any, cgroup: Path, size: int) -> None:
+        """Set a limit.
+
+        Raises:
+            NvmlFailure: the driver has not set it.
+        """
+        self._calls(_SET, handle, self._structure("c_nvmlSetMemoryLimits_v1_t", _SET)(bytes(cgroup), 0, size))
+
+    def _limited(self, handle: Any, cgroup: Path, size: int) -> int:
+        self.set(handle, cgroup, size)
+        told = self._structure("c_nvmlGetMemoryLimits_v1_t", _GET)(bytes(cgroup))
+        self._calls(_GET, handle, told)
+        hard = int(told.hardLimit)
+        if abs(hard - size) > _ROUNDED:
+            found = "none" if hard == UNLIMITED else f"{hard} bytes"
+            raise NvmlFailure(0, f"{size} bytes were set as the limit of {cgroup}, and the driver tells {found}")
+        return hard
+
+    def _structure(self, name: str, symbol: str) -> Any:
+        made = getattr(pynvml, name, None)
+        if made is None:  # this pynvml is older than the call
+            raise failure(symbol, FUNCTION_NOT_FOUND)
+        return made
+
+
+class LimitableCards:
+    """Knows which cards can have limits."""
 
     def __init__(self, calls: Calls, cgroups: Path) -> None:
         """Make one.
@@ -71,6 +114,7 @@ class MemoryLimits:
             cgroups: where cgroup v2 should be mounted.
         """
         self._calls = calls
+        self._limits = MemoryLimits(calls)
         self._cgroups = cgroups
         self._known: dict[tuple[Uuid, bool], str] = {}
 
@@ -105,7 +149,7 @@ class MemoryLimits:
         if folder is None:
             return f"cgroup v2 is not mounted at {self._cgroups}"
         try:
-            self._set(handle, folder, UNLIMITED)
+            self._limits.set(handle, folder, UNLIMITED)
         except NvmlFailure as error:
             if error.code in DRIVER_WIDE:
                 raise
@@ -114,36 +158,6 @@ class MemoryLimits:
             # Not found: this one has no files of the controller dmem, which says nothing of a container's.
             return "" if error.code == NOT_FOUND else _WHYS.get(error.code, str(error))
         return ""
-
-    def answer(self, order: LimitOrder, handles: Sequence[tuple[int, Uuid, Any]]) -> LimitAnswer:
-        """Carry out an order, and read back what the driver has made of it."""
-        for index, uuid, handle in handles:
-            if uuid == order.card:
-                with self._calls.about(index, uuid):
-                    try:
-                        return LimitAnswer(order.number, self._limited(handle, Path(order.cgroup), order.size))
-                    except NvmlFailure as error:
-                        return LimitAnswer(order.number, error=_explained(error, order.cgroup))
-        return LimitAnswer(order.number, error=f"{order.card} is not among the cards that the driver shows")
-
-    def _limited(self, handle: Any, cgroup: Path, size: int) -> int:
-        self._set(handle, cgroup, size)
-        told = self._structure("c_nvmlGetMemoryLimits_v1_t", _GET)(bytes(cgroup))
-        self._calls(_GET, handle, told)
-        hard = int(told.hardLimit)
-        if abs(hard - size) > _ROUNDED:
-            found = "none" if hard == UNLIMITED else f"{hard} bytes"
-            raise NvmlFailure(0, f"{size} bytes were set as the limit of {cgroup}, and the driver tells {found}")
-        return hard
-
-    def _set(self, handle: Any, cgroup: Path, size: int) -> None:
-        self._calls(_SET, handle, self._structure("c_nvmlSetMemoryLimits_v1_t", _SET)(bytes(cgroup), 0, size))
-
-    def _structure(self, name: str, symbol: str) -> Any:
-        made = getattr(pynvml, name, None)
-        if made is None:  # this pynvml is older than the call
-            raise failure(symbol, FUNCTION_NOT_FOUND)
-        return made
 
 
 def _explained(error: NvmlFailure, cgroup: str) -> str:

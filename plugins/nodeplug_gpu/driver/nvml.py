@@ -30,7 +30,7 @@ from nodeplug_gpu.driver.calls import (
     NvmlFailure,
 )
 from nodeplug_gpu.driver.connections import ConnectionReader
-from nodeplug_gpu.driver.memory_limits import MemoryLimits
+from nodeplug_gpu.driver.memory_limits import LimitableCards
 from nodeplug_gpu.driver.texts import bus_of, text
 from nodeplug_gpu.driver.utilization import UtilizationReader
 from nodeplug_gpu.driver.wire import PollResult
@@ -101,7 +101,7 @@ class Reader:
         self._utilization = UtilizationReader(calls, self._tolerate)
         self._known: dict[Uuid, Card] = {}
         self._at: dict[int, Uuid] = {}
-        self._limits = None if cgroups is None else MemoryLimits(calls, cgroups)
+        self._limits = None if cgroups is None else LimitableCards(calls, cgroups)
 
     def poll(self) -> PollResult:
         """Read all cards.

@@ -69,7 +69,7 @@ class NvmlDriver:
             sysfs: where sysfs is mounted.
             retry_after: seconds after which a card whose call hung is queried again; doubled each time that it hangs
                 again, because no card is polled meanwhile.
-            cgroups: where cgroup v2 should be mounted, if limits by cgroup may be asked for.
+            cgroups: where cgroup v2 should be mounted, if it matters which cards can have limits by cgroup.
         """
         self._poll = poll
         self._hang_after = hang_after

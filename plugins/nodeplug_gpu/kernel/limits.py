@@ -74,7 +74,7 @@ class KernelLimits:
     @property
     def wanted(self) -> bool:
         """Whether the configuration asks for them, or would take them."""
-        return self.config.limits in {"auto", "kernel"}
+        return asked_for(self.config)
 
     def start(self) -> None:
         """Go on with what a predecessor has given, and serve hooks; nothing where there are no limits at all."""
@@ -267,9 +267,9 @@ class KernelLimits:
         return {container: one for container, one in found if container is not None}
 
 
-def concerned(config: GpuConfig, host: Host) -> bool:
-    """Whether limits may be set: the configuration asks for them, or a container may start that was given one."""
-    return config.limits in {"auto", "kernel"} or bool(spec.read(spec_file(config))) or any(_recorded(host.journal))
+def asked_for(config: GpuConfig) -> bool:
+    """Whether the configuration asks for limits, or would take them; some may be set otherwise, of former days."""
+    return config.limits in {"auto", "kernel"}
 
 
 def spec_file(config: GpuConfig) -> Path:
