@@ -121,7 +121,9 @@ class Gpu:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """Claim the cards, and every configured resource."""
-        return [CARDS, *(DeviceClaim(name) for entry in self._config.resources for name in resource_names(entry))]
+        counted = {one.count_resource for one in self._config.resources if isinstance(one, Memory)}
+        names = (name for entry in self._config.resources for name in resource_names(entry))
+        return [CARDS, *(DeviceClaim(name, counted=name in counted) for name in names)]
 
     @hookimpl
     def prepare(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from nodeplug import Device, DeviceId, NotFound, NotReady
+from nodeplug import Device, DeviceId, NotFound, NotReady, Part
 from nodeplug_gpu.budget import ListedUnits
 from nodeplug_gpu.cards import Card, CardPair, MigInstance, Uuid
 from nodeplug_gpu.config import Mig, Resource, advertises_mig
@@ -41,12 +41,12 @@ class PoolMember:
         """Whether a container may get it."""
         return not self.reason
 
-    def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = ()) -> Device:
+    def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = (), part: Part | None = None) -> Device:
         """Return a replica or unit of the card, as kubelet lists it."""
         reason = "" if name in self.still_held else self.reason
         if not reason and name in self.withheld:
-            return Device(name, healthy=False, reason=REASON, numa_nodes=numa_nodes, withheld=True)
-        return Device(name, healthy=not reason, reason=reason, numa_nodes=numa_nodes)
+            return Device(name, healthy=False, reason=REASON, numa_nodes=numa_nodes, withheld=True, part=part)
+        return Device(name, healthy=not reason, reason=reason, numa_nodes=numa_nodes, part=part)
 
     def reason_of(self, instance: MigInstance | None) -> str:
         """Return why a MIG instance is not allocatable: its card is not, or it alone; empty when it is."""

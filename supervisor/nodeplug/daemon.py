@@ -12,7 +12,6 @@ import signal
 import socket
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,8 +143,9 @@ class Daemon:
 
     async def _recall(self) -> None:
         """Offer kubelet at once what an earlier daemon offered; its requests wait for the plugins."""
-        self._parts.resources.take_over(self._parts.runner, partial(self._parts.registry.routes, "device"))
-        await self._parts.resources.recall({name for name, one in self._configuration.plugins.items() if one.enabled})
+        parts = self._parts
+        parts.resources.take_over(parts.runner, parts.device_routes, parts.claims.withheld)
+        await parts.resources.recall(self._configuration.serving("device-plugin"))
 
     async def _come_after(self, predecessor: Predecessor) -> None:
         """Tell the daemon before this one that it may go, and do what depends on its end."""
@@ -172,6 +172,7 @@ class Daemon:
     async def _serve(self, group: asyncio.TaskGroup) -> socket.socket | None:
         """Serve until the end; return the listening socket if a successor is to have it."""
         parts = self._parts
+        await parts.claims.recover()
         started = group.create_task(parts.last_good.start(self._configuration.plugins), name="start plugins")
         await until(started, self._stop, START_PATIENCE)
         replay, installation = await self._recover(group)
@@ -190,6 +191,7 @@ class Daemon:
         if not decided:
             notify.stopping()
         # The socket answers until the end: callers are told to try again.
+        await parts.claims.stop()
         await parts.lifecycle.stop_all()
         await parts.csi.end()
         listener = await self._server.release(LAST_ANSWERS) if decided else None
@@ -205,6 +207,8 @@ class Daemon:
         parts = self._parts
         return {
             "csi": every(csi.INTERVAL, parts.csi.keep),
+            "claims": every(csi.INTERVAL, parts.claims.keep),
+            "slices": parts.claims.run(),
             "CSINode": parts.csi.compare(self._configuration),
             "provisioner": parts.provisioner.run(),
             "extender": parts.extender.run(),

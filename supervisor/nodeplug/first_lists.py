@@ -186,7 +186,7 @@ class Notes:
             boot_id=self._boot_id,
             root=_text(self._root),
             files=marks if isinstance(marks, tuple) else (),
-            sections=tuple(name for name, one in reading.configuration.plugins.items() if one.enabled),
+            sections=tuple(reading.configuration.serving("device-plugin")),
             run=str(self._run),
             exec_socket=str(supervisor.paths.exec_socket),
             device_plugins=str(supervisor.paths.device_plugins),

@@ -18,9 +18,10 @@ from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Journal, file_name
 from nodeplug.contract.scheduling import ClusterScheduling
-from nodeplug.contract.values import CniRecord
+from nodeplug.contract.values import CniRecord, Holding, ResourceName
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
+from nodeplug.dra.section import DynamicResources
 from nodeplug.hosting.kept_sockets import SocketsBySection
 from nodeplug.hosting.own_folders import OwnFolders
 from nodeplug.hosting.plugin_users import PluginUsers
@@ -35,6 +36,8 @@ VOLUMES: Final = "flexvolume"
 """The name of the journal in which the host itself notes volumes."""
 PROVISIONER: Final = "csi-provisioner"
 """The name of the one in which it notes those that it creates for claims."""
+CLAIMS: Final = "resource-claims"
+"""The name of the one in which it notes what claims of devices have."""
 EXTENDER: Final = "[extender]"
 """The name under which the socket of scheduler extenders is kept for the next daemon."""
 
@@ -51,6 +54,7 @@ class Hosts:
     registry: Registry
     resources: Resources
     podresources: PodResources
+    claims: DynamicResources
     delegation: Delegation
     cgroups: Cgroups
     users: PluginUsers
@@ -73,9 +77,9 @@ class Hosts:
             journal=self.journal(plugin),
             state_dir=state,
             run_dir=run,
-            _refresh=lambda resource: self._pass_on(self.resources.refresh, resource),
+            _refresh=lambda resource: self._pass_on(self._list_again, resource),
             _delegate=self.delegation,
-            _holders=self.podresources.holdings,
+            _holders=self._holdings,
             _former=lambda: self._former_sections(plugin),
             cgroups=Programs(self.cgroups, plugin),
             _refresh_health=lambda: self._pass_on(self.registry.want_health, plugin),
@@ -99,6 +103,15 @@ class Hosts:
     def _journal(self, folder: str) -> Journal:
         return Journal(self.paths.journal / folder, self.boot_id, self.disk.removals)
 
+    def _list_again(self, resource: ResourceName) -> None:
+        """Have whichever front serves a resource list it again."""
+        self.resources.refresh(resource)
+        self.claims.refresh(resource)
+
+    def _holdings(self, resource: ResourceName) -> list[Holding]:
+        """Return who holds what of a resource, by containers and by claims; in a plugin's thread."""
+        return [*self.podresources.holdings(resource), *self.claims.holdings(resource)]
+
     def _attachments(self, asking: str) -> list[CniRecord]:
         """Look, in a plugin's thread, for attachments of what the section claims."""
         instance = self.registry.plugins.get(asking)
@@ -110,7 +123,7 @@ class Hosts:
     def _former_sections(self, asking: str) -> list[FormerSection]:
         """Look, in a plugin's thread, for what is left of sections that have no plugin."""
         state, run = self.paths.state / "plugins", self.paths.run / "plugins"
-        others = self.folders.others([asking, VOLUMES, PROVISIONER, *self.registry.plugins])
+        others = self.folders.others([asking, VOLUMES, PROVISIONER, CLAIMS, *self.registry.plugins])
         return [FormerSection(self._journal(one), state / one, run / one) for one in others]
 
     def _pass_on(self, request: Callable[[_Name], None], name: _Name) -> None:

@@ -6,7 +6,7 @@ in any order, so none asks for one that asks for it: what goes both ways is a me
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,14 +22,16 @@ from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
 from nodeplug.config import Reading, node_name, read
 from nodeplug.contract.errors import PluginError
-from nodeplug.contract.journal import read_boot_id
+from nodeplug.contract.journal import Journal, read_boot_id
 from nodeplug.contract.scheduling import ClusterScheduling
+from nodeplug.contract.values import DeviceId, ResourceName
 from nodeplug.csi import drivers as csi
 from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.kubelet import KubeletFolders
 from nodeplug.device.last_known import LastKnown
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
+from nodeplug.dra.section import DynamicResources
 from nodeplug.exec.server import ExecServer
 from nodeplug.extender.section import Extending, listener_of
 from nodeplug.flex.service import FlexService
@@ -42,9 +44,10 @@ from nodeplug.hosting.plugin_users import PluginUsers
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.served_devices import BothFronts
 from nodeplug.hosting.slot import Route
 from nodeplug.hosting.supervision import Supervision
-from nodeplug.hosts import EXTENDER, PROVISIONER, VOLUMES, Hosts
+from nodeplug.hosts import CLAIMS, EXTENDER, PROVISIONER, VOLUMES, Hosts
 from nodeplug.install.keeper import Keeper
 from nodeplug.networks.section import NetworksOfCluster, networks_of
 from nodeplug.node_labels import NodeLabels
@@ -120,6 +123,7 @@ class Parts:
             registry=self.registry,
             resources=self.resources,
             podresources=self.podresources,
+            claims=self.claims,
             delegation=Delegation(self.registry, Delegates(self.attachments), visiting=self.runner.visiting),
             cgroups=Cgroups(self.supervisor.cgroups, self.supervisor.program_cgroup),
             users=PluginUsers(self.paths, self.supervisor.plugin_user),
@@ -138,7 +142,7 @@ class Parts:
             self.registry,
             self.runner,
             self.hosts.make,
-            self.resources,
+            BothFronts((self.resources, self.claims)),
             self.reading.places.tell,
             self.folders.give,
             self.hosts.users.privileges,
@@ -174,9 +178,31 @@ class Parts:
 
     # --- kubelet and runtimes
 
+    def device_routes(self) -> Sequence[Route]:
+        """Return the way to every resource that kubelet's device plugins serve."""
+        routes = self.registry.routes("device")
+        return [one for one in routes if one.slot.instance.section.serve == "device-plugin"]
+
     @cached_property
-    def _device_routes(self) -> Callable[[], Sequence[Route]]:
-        return partial(self.registry.routes, "device")
+    def claims(self) -> DynamicResources:
+        """The devices that are allocated by claims."""
+        return DynamicResources(
+            self.configuration,
+            self.registry,
+            self.runner,
+            self.node,
+            Journal(self.paths.journal / CLAIMS, self.boot_id, self.disk.removals),
+            self._held,
+            self._freed,
+        )
+
+    def _held(self, resource: ResourceName) -> Collection[DeviceId]:
+        """Return what of a resource containers hold, whichever section served it to them."""
+        return self.podresources.holders().get(resource, {}).keys()
+
+    def _freed(self, resource: ResourceName) -> None:
+        """List a resource again of which a claim has had something; it has the front of kubelet's plugins by now."""
+        self.resources.refresh(resource)
 
     @cached_property
     def resources(self) -> Resources:
@@ -186,10 +212,11 @@ class Parts:
             KubeletFolders(
                 self.paths.device_plugins, self.paths.plugins_registry, succeeding=self.predecessor is not None
             ),
-            self._device_routes,
+            self.device_routes,
             self.supervisor.device_registration,
             self.supervisor.device_poll,
             LastKnown(first_lists.folder(self.paths.run), self.boot_id),
+            self.claims.withheld,
         )
 
     @cached_property
@@ -198,7 +225,7 @@ class Parts:
         return PodResources(
             self.paths.podresources_socket,
             self.paths.state / "holders.json",
-            self._device_routes,
+            partial(self.registry.routes, "device"),
             self.runner,
             self.supervisor.podresources_poll,
             checkpoint=self.paths.device_plugins / CHECKPOINT,
@@ -315,6 +342,7 @@ class Parts:
             resources=self.resources,
             podresources=self.podresources,
             csi=self.csi,
+            claims=self.claims,
             provisioner=self.provisioner,
             extender=self.extender,
             networks=self.networks,

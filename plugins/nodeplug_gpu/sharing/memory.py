@@ -21,6 +21,7 @@ from nodeplug import (
     Grant,
     InvalidRequest,
     NotFound,
+    Part,
     ResourceName,
 )
 from nodeplug_gpu import access
@@ -150,7 +151,12 @@ class MemorySharing:
         return units
 
     def _units(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
-        units = [member.device(name) for member in pool.members for name in self.unit_ids(member)]
+        amount = {"memory": self.unit}
+        units = [
+            member.device(name, part=Part(DeviceId(card_key(member.card.uuid)), amount))
+            for member in pool.members
+            for name in self.unit_ids(member)
+        ]
         if pool.members and not units:
             if not any(member.card.memory for member in pool.members):
                 raise NotFound("; ".join(f"{member.card.uuid}: {member.reason}" for member in pool.members))

@@ -118,6 +118,20 @@ def csi_drivers(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
+def dra_drivers(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show the drivers of Dynamic Resource Allocation, and the claims that they have prepared."""
+    table = Listing("DRA drivers", "DRIVER", "KUBELET", "POOL OR CLAIM", "DEVICES", "PROBLEM", below=_BELOW)
+    for row in rows:
+        known = Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
+        table.add(row["driver"], known, "", "", row["problem"])
+        for pool in row["pools"]:
+            ill = f", {pool['unhealthy']} unhealthy" if pool["unhealthy"] else ""
+            table.add("", "", pool["pool"], f"{pool['devices']}{ill}", "")
+        for claim in row["claims"]:
+            table.add("", "", f"{claim['claim']} ({claim['phase']})", str(len(claim["ids"])), "")
+    return table
+
+
 def csi_cluster(answer: Mapping[str, Any]) -> RenderableType:
     """Show what a cluster knows of the node's CSI drivers, and below what is wrong."""
     places = ("DRIVER", "KUBELET", "CSIDRIVER", "CSINODE", "CLASSES", "ROOM", "VOLUMES")
@@ -279,6 +293,7 @@ def status(answer: Mapping[str, Any], now: float | None = None) -> RenderableTyp
     sections: Mapping[str, Callable[[Any], RenderableType]] = {
         "resources": resources,
         "csi": csi_drivers,
+        "dra": dra_drivers,
         "provisioner": provisioner,
         "extender": extender,
         "networks": networks,

@@ -364,8 +364,8 @@ class DraSection(_Model):
     )
     taint: Literal["NoSchedule", "NoExecute", "None"] = Field(
         "NoSchedule",
-        description="What an unhealthy device does: 'NoSchedule': it gets no new claims; 'NoExecute': pods that have it "
-        "are evicted, too; 'None': it is told, and nothing else.",
+        description="What an unhealthy device does: 'NoSchedule': it gets no new claims; 'NoExecute': pods that have "
+        "it are evicted, too; 'None': it is told, and nothing else.",
     )
     order: Literal["listed", "most-free-first"] = Field(
         "listed",
@@ -385,6 +385,10 @@ class Configuration(_Model):
     cluster: ClusterSection | None = None
     dra: DraSection | None = None
     plugins: Mapping[str, PluginSection] = Field(default_factory=dict)
+
+    def serving(self, front: Literal["device-plugin", "dra"]) -> list[str]:
+        """Return the enabled sections whose devices are served so."""
+        return [name for name, one in self.plugins.items() if one.enabled and one.serve == front]
 
     @property
     def kubeconfig(self) -> Path | None:

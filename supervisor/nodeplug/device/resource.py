@@ -7,13 +7,14 @@ Refuses: gRPC and kubelet's folders (registration and server know those).
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeplug.contract.errors import NotFound, PluginError
-from nodeplug.contract.values.devices import Device, DeviceList, ResourceName
+from nodeplug.contract.values.devices import Device, DeviceId, DeviceList, ResourceName
 from nodeplug.device.binding import Binding
 from nodeplug.device.caller import Caller
 from nodeplug.device.kubelet import KubeletFolders, Mode
@@ -110,6 +111,7 @@ class ResourceTask:
         self._absent = ""
         self._failures = 0
         self._serving_since = 0.0
+        self.withheld: Callable[[], Mapping[DeviceId, str]] = dict
 
     async def run(self) -> None:
         """List and stay registered until cancelled; then streams, server and socket are gone. Never fails by itself."""
@@ -226,7 +228,7 @@ class ResourceTask:
             devices = await self._runner.call(
                 route, "device_list", call, {"request": DeviceList(resource=self.resource)}
             )
-            await self._snapshots.publish(tuple(devices))
+            await self._snapshots.publish(self._without_claimed(devices))
         except NotFound as error:
             await self._nothing_to_offer(error.message)
         except PluginError as error:
@@ -237,6 +239,14 @@ class ResourceTask:
         else:
             self._have_listed(self._snapshots.shortened, call)
         self._binding.listed(route, "" if self._shortened else self._list_error)
+
+    def _without_claimed(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """Return a list in which what claims have cannot be given away: the section served them before."""
+        claimed = self.withheld()
+        return tuple(
+            replace(one, healthy=False, withheld=False, reason=claimed[one.id]) if one.id in claimed else one
+            for one in devices
+        )
 
     def _have_listed(self, shortened: str, call: Call) -> None:
         """Note that there is a new list, which may lack what did not fit."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeplug.contract.errors import PluginError
-from nodeplug.contract.values.devices import ResourceName
+from nodeplug.contract.values.devices import DeviceId, ResourceName
 from nodeplug.device.caller import Caller, LateCaller
 from nodeplug.device.kubelet import KubeletFolders, Mode
 from nodeplug.device.last_known import LastKnown, Remembered
@@ -39,6 +39,7 @@ class Resources(ServedDevices):
         routes: the way to every resource that a loaded plugin claims.
         poll_interval: seconds between two listings.
         last_known: what kubelet was told of each resource; None remembers nothing.
+        withheld: returns which ids of a resource claims have, each with the reason why kubelet may not give it away.
     """
 
     runner: Caller
@@ -47,6 +48,7 @@ class Resources(ServedDevices):
     mode: Mode
     poll_interval: float
     last_known: LastKnown | None = None
+    withheld: Callable[[ResourceName], Mapping[DeviceId, str]] = field(default=lambda _: {})
     _recalled: bool = False
     _tasks: dict[ResourceName, tuple[ResourceTask, asyncio.Task[None]]] = field(default_factory=dict)
     _refused: dict[ResourceName, tuple[str, str]] = field(default_factory=dict)
@@ -84,11 +86,16 @@ class Resources(ServedDevices):
                 LOG.info("%s is not offered any more: there is no section %s", name, task.plugin)
                 self._end(name)
 
-    def take_over(self, runner: Caller, routes: "Callable[[], Sequence[Route]]") -> None:
+    def take_over(
+        self,
+        runner: Caller,
+        routes: "Callable[[], Sequence[Route]]",
+        withheld: Callable[[ResourceName], Mapping[DeviceId, str]],
+    ) -> None:
         """Go on with the daemon that has been imported meanwhile."""
         if isinstance(self.runner, LateCaller):
             self.runner.begin(runner)
-        self.routes = routes
+        self.routes, self.withheld = routes, withheld
 
     @property
     def told(self) -> bool:
@@ -100,6 +107,7 @@ class Resources(ServedDevices):
             task = ResourceTask(
                 route, self.runner, self.folders, self.last_known, mode=self.mode, poll_interval=self.poll_interval
             )
+            task.withheld = lambda: self.withheld(name)
         except PluginError as error:
             LOG.error("%s of plugin %s cannot be served: %s", name, route.plugin, error)
             self._refused[name] = (route.plugin, str(error))

@@ -6,13 +6,11 @@ Refuses: serving, and binding (`process.private_socket`).
 
 import hashlib
 import logging
-import os
-import socket
 import time
 from pathlib import Path
 from typing import Final
 
-from nodeplug.process.private_socket import is_passing_name
+from nodeplug.process.private_socket import is_passing_name, remove_if_dead
 
 LOG: Final = logging.getLogger(__name__)
 _last_number = 0
@@ -43,11 +41,5 @@ def remove_dead_sockets(folder: Path, resource: str | None = None) -> None:
     """
     served = folder.glob(f"{'nodeplug-' if resource is None else _stem(resource)}*.sock")
     for path in sorted([*served, *(path for path in folder.glob(".*") if is_passing_name(path.name))]):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-            try:
-                probe.connect(os.fspath(path))
-            except ConnectionRefusedError:
-                path.unlink(missing_ok=True)
-                LOG.info("removed the dead socket %s", path)
-            except OSError as error:
-                LOG.debug("left %s alone: %s", path, error.strerror)
+        if remove_if_dead(path):
+            LOG.info("removed the dead socket %s", path)

@@ -4,6 +4,8 @@ Owns: the four events.
 Refuses: how devices are served (`nodeplug.device.resources`). This class serves none, for a life cycle without kubelet.
 """
 
+from dataclasses import dataclass
+
 
 class ServedDevices:
     """Is told what happens to the plugins whose resources it serves."""
@@ -24,3 +26,30 @@ class ServedDevices:
             plugin: its section's name.
             keep: the daemon ends, and the next one may begin with what this one served last.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class BothFronts(ServedDevices):
+    """Passes on what happens to plugins to both fronts: each knows which devices are its own."""
+
+    fronts: tuple[ServedDevices, ...]
+
+    def serve(self, plugin: str) -> None:
+        """See `ServedDevices.serve`; so for all methods here."""
+        for one in self.fronts:
+            one.serve(plugin)
+
+    def hold(self, plugin: str) -> None:
+        """Keep what is served."""
+        for one in self.fronts:
+            one.hold(plugin)
+
+    def withdraw(self, plugin: str, why: str) -> None:
+        """Note that no instance could be started, or loaded."""
+        for one in self.fronts:
+            one.withdraw(plugin, why)
+
+    async def end(self, plugin: str, *, keep: bool = False) -> None:
+        """End what is served."""
+        for one in self.fronts:
+            await one.end(plugin, keep=keep)

@@ -153,7 +153,13 @@ class Client:
                 return Listed(tuple(found), str(metadata.get("resourceVersion", "")))
 
     async def create(
-        self, resource: Resource, made: Mapping[str, Any], namespace: str = "", *, part_of: tuple[str, str] = ("", "")
+        self,
+        resource: Resource,
+        made: Mapping[str, Any],
+        namespace: str = "",
+        *,
+        part_of: tuple[str, str] = ("", ""),
+        dry_run: bool = False,
     ) -> Object:
         """Create an object, and return it as the server has it.
 
@@ -163,13 +169,14 @@ class Client:
             namespace: where; empty for one of the whole cluster.
             part_of: a name and a subresource, such as `binding`, if `made` becomes that of another object; it has a
                 kind of its own then.
+            dry_run: create nothing, and return what the server would have.
 
         Raises:
             AlreadyExists: there is one of that name.
             Uncertain: the connection broke off, and the object may be there.
         """
         asked = Asked("create", resource, namespace, *part_of)
-        return await self._object(asked, body=_complete(resource, made))
+        return await self._object(asked, {"dryRun": "All" if dry_run else ""}, body=_complete(resource, made))
 
     async def replace(
         self, resource: Resource, changed: Mapping[str, Any], namespace: str = "", part: str = ""

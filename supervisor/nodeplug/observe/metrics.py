@@ -54,6 +54,20 @@ _BY_PROCESS: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
         lambda row: row["process"]["cpu_seconds"],
     ),
 )
+_BY_DRA_DRIVER: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
+    ("dra_registered", "Whether kubelet has accepted the DRA driver.", lambda row: float(row["registered"])),
+    ("dra_devices", "Devices in the slices of a DRA driver.", lambda row: sum(one["devices"] for one in row["pools"])),
+    (
+        "dra_unhealthy_devices",
+        "Devices in the slices of a DRA driver that cannot serve.",
+        lambda row: sum(one["unhealthy"] for one in row["pools"]),
+    ),
+    (
+        "dra_prepared_claims",
+        "Claims that are prepared.",
+        lambda row: sum(one["phase"] == "prepared" for one in row["claims"]),
+    ),
+)
 _BY_RESOURCE: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
     ("devices", "Devices that the plugin lists.", lambda row: row["devices"]),
     ("devices_healthy", "Devices that the plugin lists as healthy.", lambda row: row["healthy"]),
@@ -155,6 +169,7 @@ class Metrics(Collector):
             (plugins, "name", "plugin", _BY_PLUGIN),
             ([row for row in plugins if row["process"]], "name", "plugin", _BY_PROCESS),
             (status["resources"], "resource", "resource", _BY_RESOURCE),
+            (status.get("dra", ()), "driver", "driver", _BY_DRA_DRIVER),
         ):
             for name, text, value in gauges:
                 family = GaugeMetricFamily(f"nodeplug_{name}", text, labels=[label])

@@ -20,6 +20,7 @@ from nodeplug.contract.errors import TryAgain
 from nodeplug.csi.drivers import CsiDrivers
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
+from nodeplug.dra.section import DynamicResources
 from nodeplug.extender.section import Extending
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
@@ -52,6 +53,7 @@ class Overview:
     resources: Resources
     podresources: PodResources
     csi: CsiDrivers
+    claims: DynamicResources
     provisioner: Provisioning
     extender: Extending
     networks: NetworksOfCluster
@@ -126,6 +128,7 @@ class Overview:
             "plugins": status.plugins(slots, reasons, self._used),
             "resources": status.resources(statuses, self.podresources.holders(), self.podresources.unconfirmed()),
             "csi": self.csi.status(),
+            "dra": self.claims.status(),
             "provisioner": self.provisioner.status(),
             "extender": self.extender.status(),
             "networks": self.networks.status(),

@@ -8,8 +8,10 @@ loop: the path may be another server's by then, and a frozen filesystem holds th
 gone a moment later, and the path is a second name for the same socket. Kubelet skips names that begin with a dot.
 """
 
+import logging
 import os
 import re
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from nodeplug.contract.errors import InvalidRequest, PluginError
 from nodeplug.process.lane import Lane, Unanswered
 from nodeplug.process.umask import with_umask
 
+LOG: Final = logging.getLogger(__name__)
 PATH_LIMIT: Final = 107
 """Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
 _UMASK: Final = 0o177
@@ -42,6 +45,23 @@ def check_socket_path(path: Path) -> None:
 def is_passing_name(name: str) -> bool:
     """Whether a name is one that a socket has until it is moved to its path: that of a daemon killed meanwhile."""
     return _PASSING.fullmatch(name) is not None
+
+
+def remove_if_dead(path: Path) -> bool:
+    """Remove a socket behind which nobody listens; one that somebody listens on, or that cannot be asked, stays.
+
+    Returns:
+        Whether it was removed.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return True
+        except OSError as error:
+            LOG.debug("left %s alone: %s", path, error.strerror)
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,9 +54,15 @@ class CniClaim(Claim):
 
 @dataclass(frozen=True, slots=True)
 class DeviceClaim(Claim):
-    """An extended resource such as `example.com/fuse` (kubelet: IsExtendedResourceName)."""
+    """An extended resource such as `example.com/fuse` (kubelet: IsExtendedResourceName).
+
+    Attributes:
+        counted: what is listed is there to be counted by others, and never allocated to containers. Dynamic Resource
+            Allocation, which would allocate it, leaves it out.
+    """
 
     kind = "device"
+    counted: bool = field(default=False, kw_only=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

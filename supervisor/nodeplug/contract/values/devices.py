@@ -6,7 +6,7 @@ Refuses: protobuf.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NewType
+from typing import Any, NewType
 
 from nodeplug.contract.values.requests import Request
 
@@ -191,11 +191,13 @@ class DeviceAllocate(DeviceRequest):
         ids: what the container gets; at least one, each once.
         devices: the listed devices of `ids`, in the same order, all healthy.
         claim: for which the ids are allocated, if the caller has claims (DRA); kubelet's device plugins have none.
+        config: the opaque parameters that are for the claim's request, those of its class before those of the claim.
     """
 
     ids: tuple[DeviceId, ...]
     devices: tuple[Device, ...]
     claim: ResourceClaim | None = None
+    config: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,218 @@
+"""One driver: the section whose devices it has, what is listed of them, and where kubelet reaches it.
+
+Owns: which resources of the section are listed, their pools, and what is done at every turn while it is needed.
+Refuses: the API server (`publication`), and which drivers there are (`drivers`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.values import Device, DeviceId, ResourceName
+from nodeplug.dra import names, server
+from nodeplug.dra.listing import Listing
+from nodeplug.dra.pools import pool_of
+from nodeplug.dra.preparation import Preparation
+from nodeplug.dra.served import Served
+from nodeplug.dra.values import Pool
+from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
+
+LOG: Final = logging.getLogger(__name__)
+Order = Literal["listed", "most-free-first"]
+_RESTORE: Final = 10.0
+"""Seconds between two looks at the CDI specs of prepared claims: a lost one fails every start of its containers."""
+
+
+@dataclass(slots=True)
+class Driver:
+    """The driver of one section. Event loop only.
+
+    Attributes:
+        section: whose devices it has.
+        name: of the driver.
+        node: the node's name.
+        preparation: of claims.
+        served: its sockets.
+        news: tells of another list those who watch the health.
+        runner: calls the plugin.
+        poll: seconds between two listings.
+        order: of devices, see `pools`.
+        changed: is called when pools may have changed.
+        known: the section's plugin has been loaded, and its claims are known.
+        problem: why the specs of claims are not what they should be; empty if they are.
+    """
+
+    section: str
+    name: str
+    node: str
+    preparation: Preparation
+    served: Served
+    news: server.News
+    runner: Runner
+    poll: float
+    order: Order
+    changed: Callable[[], None]
+    known: bool = False
+    problem: str = ""
+    _listings: dict[ResourceName, tuple[Listing, asyncio.Task[None]]] = field(default_factory=dict)
+    _pools: dict[str, Pool] = field(default_factory=dict)
+    _made_of: dict[str, tuple[tuple[Device, ...], Collection[DeviceId], Collection[DeviceId]]] = field(
+        default_factory=dict
+    )
+    _refused: dict[str, str] = field(default_factory=dict)
+    _restored: float = float("-inf")
+
+    # --- what the life cycle of its plugin says
+
+    def serve(self, routes: Sequence[Route]) -> None:
+        """List what the section claims now, and no longer what it does not."""
+        self.known = True
+        claimed = {ResourceName(route.claim.name): route for route in routes}
+        for resource in self._listings.keys() - claimed.keys():
+            self._listings.pop(resource)[1].cancel()
+        for resource, route in claimed.items():
+            if resource in self._listings:
+                self._listings[resource][0].take_over(route)
+                continue
+            listing = Listing(route, self.runner, self.poll, self._have_listed)
+            task = asyncio.create_task(listing.run(), name=f"list {resource}")
+            self._listings[resource] = listing, task
+        self._have_listed()
+
+    def hold(self) -> None:
+        """Keep what is listed, and ask nothing: the plugin is about to be exchanged."""
+        for listing, _ in self._listings.values():
+            listing.hold()
+
+    def withdraw(self, why: str) -> None:
+        """List every device as one that cannot serve: the plugin could not be started, or not even be loaded."""
+        if not self.known:  # what an earlier daemon has published would be promised
+            self.unlist()
+        for listing, _ in self._listings.values():
+            listing.withdraw(why)
+
+    def unlist(self) -> None:
+        """List nothing any more."""
+        self.serve(())
+
+    def refresh(self, resource: ResourceName) -> None:
+        """Ask for another list of a resource."""
+        if resource in self._listings:
+            self._listings[resource][0].refresh()
+
+    def _have_listed(self) -> None:
+        self.news.tell()
+        self.changed()
+
+    # --- what is listed
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """The pools that are listed."""
+        return tuple(self.by_name().values())
+
+    def by_name(self) -> Mapping[str, Pool]:
+        """Return the pools that are listed, by name; a resource that was never listed has none yet."""
+        listed = {names.pool_name(self.node, name): one for name, (one, _) in self._listings.items()}
+        self._pools = {name: pool for name, pool in self._pools.items() if name in listed}
+        for name, listing in listed.items():
+            if listing.devices is not None:
+                self._bring(name, listing.resource, listing.devices)
+        return self._pools
+
+    def _bring(self, name: str, resource: ResourceName, devices: tuple[Device, ...]) -> None:
+        """Make a pool anew if what it is made of has changed; one that cannot be made leaves the last."""
+        elsewhere = self.preparation.elsewhere(resource)
+        held = self.preparation.ledger.taken(resource).keys()
+        made_of = (devices, frozenset(elsewhere), frozenset(held))
+        if self._made_of.get(name) == made_of:
+            return
+        self._made_of[name] = made_of
+        try:
+            self._pools[name] = pool_of(self.node, resource, devices, elsewhere, held, order=self.order)
+            self._refused.pop(name, None)
+        except PluginError as error:
+            if self._refused.get(name) != error.message:
+                LOG.warning("pool %s stays as it is: %s", name, error.message)
+            self._refused[name] = error.message
+
+    @property
+    def wanted(self) -> Mapping[str, Pool | None] | None:
+        """What slices are to say, by pool: None for one that was not listed yet; None while nothing is known."""
+        if not self.known:
+            return None
+        pools = self.by_name()
+        return {name: pools.get(name) for name in (names.pool_name(self.node, one) for one in self._listings)}
+
+    # --- at every turn
+
+    async def keep(self) -> None:
+        """Serve, look after the specs of claims, and tell the plugin of claims that have ended."""
+        try:
+            await self.served.keep()
+        except PluginError as error:
+            self.served.problem = error.message
+        if time.monotonic() - self._restored >= _RESTORE:
+            try:
+                await self.preparation.restore()
+                self.problem, self._restored = "", time.monotonic()
+            except PluginError as error:
+                if error.message != self.problem:
+                    LOG.warning("%s", error.message)
+                self.problem = error.message
+        await self.preparation.release()
+        if any(self._outdated(listing) for listing, _ in self._listings.values()):
+            self._have_listed()
+
+    def _outdated(self, listing: Listing) -> bool:
+        """Whether others hold, or hold no more, what its pool is made of."""
+        made_of = self._made_of.get(names.pool_name(self.node, listing.resource))
+        return made_of is not None and made_of[1] != frozenset(self.preparation.elsewhere(listing.resource))
+
+    async def end(self) -> None:
+        """Stop serving and listing; claims and slices stay."""
+        self.news.end()
+        for _, task in self._listings.values():
+            task.cancel()
+        self._listings.clear()
+        await self.served.end()
+
+    def status(self, trouble: str) -> dict[str, Any]:
+        """Describe it.
+
+        Args:
+            trouble: why its slices are not what they should be; empty if they are.
+        """
+        listings = [one for one, _ in self._listings.values()]
+        listing = next((one.trouble for one in listings if one.trouble), "")
+        refused = next(iter(self._refused.values()), "")
+        records = self.preparation.ledger.of(self.section)
+        return {
+            "driver": self.name,
+            "section": self.section,
+            "registered": self.served.registered,
+            "problem": listing or refused or trouble or self.served.problem or self.problem,
+            "pools": [
+                {
+                    "pool": pool.name,
+                    "resource": pool.resource,
+                    "devices": len(pool.devices),
+                    "unhealthy": sum(bool(one.reason) for one in pool.devices),
+                }
+                for pool in self.pools
+            ],
+            "claims": [
+                {
+                    "claim": str(one.claim),
+                    "uid": one.claim.uid,
+                    "phase": one.phase,
+                    "ids": [name for held in one.held for name in held.ids],
+                }
+                for one in records
+            ],
+        }

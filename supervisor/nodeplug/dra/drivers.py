@@ -1,0 +1,226 @@
+"""The drivers of this node: one for each section that serves by Dynamic Resource Allocation, and for what is left.
+
+Owns: which drivers there are, the ledger of all their claims, and the connection to the API server.
+Refuses: to forget a claim: a driver whose section is gone stays until kubelet has unprepared what it prepared, since no
+pod can end without.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc.aio
+
+from nodeplug.config import DraSection, Paths
+from nodeplug.contract.errors import PluginError, TryAgain
+from nodeplug.contract.journal import Journal
+from nodeplug.contract.values import DeviceId, Holding, ResourceName
+from nodeplug.dra import cdi, names, server
+from nodeplug.dra.claims import ClaimReference
+from nodeplug.dra.driver import Driver
+from nodeplug.dra.ledger import Ledger
+from nodeplug.dra.preparation import Preparation
+from nodeplug.dra.publication import Publication
+from nodeplug.dra.records import read_record
+from nodeplug.dra.served import Served
+from nodeplug.dra.values import Pool
+from nodeplug.hosting.front import Front
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
+from nodeplug.kubeapi.client import Client
+from nodeplug.kubeapi.credentials import Credentials, find
+from nodeplug.kubeapi.resources import RESOURCE_CLAIMS, Object
+from nodeplug.process.aside import aside
+from nodeplug.process.lane import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+LOG: Final = logging.getLogger(__name__)
+_AGAIN: Final = 10.0
+"""Seconds between two tries to find the API server."""
+_REPEATED: Final = frozenset({server.PREPARE, server.UNPREPARE})
+
+
+class Drivers:
+    """All drivers of this node. Event loop only.
+
+    Args:
+        registry: who claims what.
+        runner: calls plugins.
+        paths: of the node.
+        node: its name.
+        section: `[dra]`.
+        kubeconfig: how to reach the API server; None as `credentials.find` does without.
+        cdi_dir: where specs are written, `root` included.
+        poll: seconds between two listings of a resource.
+        journal: has the records of claims.
+        elsewhere: the ids of a resource that containers hold which kubelet's device plugins got.
+        freed: is called when a claim has given ids of a resource back.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        runner: Runner,
+        paths: Paths,
+        node: str,
+        section: DraSection,
+        kubeconfig: "Path | None",
+        cdi_dir: "Path",
+        poll: float,
+        journal: Journal,
+        elsewhere: "Callable[[ResourceName], Collection[DeviceId]]",
+        freed: "Callable[[ResourceName], None]",
+    ) -> None:
+        self.ledger = Ledger()
+        self._registry, self._runner, self._paths, self._node = registry, runner, paths, node
+        self._section, self._kubeconfig, self._cdi, self._poll = section, kubeconfig, cdi_dir, poll
+        self._journal, self._elsewhere, self._freed = journal, elsewhere, freed
+        self._drivers: dict[str, Driver] = {}
+        self._front = Front(runner, repeated=_REPEATED)
+        self._lane = Lane("kubelet's folders of DRA sockets")
+        self._client: Client | None = None
+        self._trouble = "the API server has not been asked yet"
+        self._ended = False
+        self.publication = Publication(node, section.taint, self._wanted)
+
+    # --- the life cycle
+
+    async def recover(self) -> None:
+        """Read the records of claims; whoever has some gets a driver, section or not."""
+        for entry in await aside(self._journal.entries, "records of claims"):
+            try:
+                self.ledger.note(read_record(entry))
+            except ValueError as error:
+                LOG.error(
+                    "the record of claim %s cannot be read, and what it has is not withheld: %s", entry.key, error
+                )
+        for section in sorted({record.section for record in self.ledger.records.values()}):
+            await self._driver(section).served.sweep()
+
+    def serve(self, plugin: str, routes: Collection[Route]) -> None:
+        """Have a driver list what a section claims; none of it if the section serves it otherwise."""
+        if routes or plugin in self._drivers:
+            self._driver(plugin).serve([*routes])
+
+    def expect(self, section: str) -> None:
+        """Have a driver for a section whose plugin is about to be loaded; its slices stay as they are until then."""
+        self._driver(section)
+
+    def hold(self, plugin: str) -> None:
+        """See `ServedDevices.hold`."""
+        if plugin in self._drivers:
+            self._drivers[plugin].hold()
+
+    def withdraw(self, plugin: str, why: str) -> None:
+        """See `ServedDevices.withdraw`."""
+        if plugin in self._drivers:
+            self._drivers[plugin].withdraw(why)
+
+    def unlist(self, plugin: str) -> None:
+        """List nothing of a section any more: it is gone, or serves otherwise."""
+        if plugin in self._drivers:
+            self._drivers[plugin].unlist()
+
+    def refresh(self, resource: ResourceName) -> None:
+        """Ask for another list of a resource."""
+        for driver in self._drivers.values():
+            driver.refresh(resource)
+
+    def _driver(self, section: str) -> Driver:
+        if section in self._drivers:
+            return self._drivers[section]
+        name = names.driver_name(section)
+        preparation = Preparation(
+            driver=name,
+            section=section,
+            pools=partial(self._pools, section),
+            claim=self._claim,
+            elsewhere=self._elsewhere,
+            freed=self._freed,
+            registry=self._registry,
+            runner=self._runner,
+            ledger=self.ledger,
+            journal=self._journal,
+            specs=cdi.SpecFolder(self._cdi, name),
+        )
+        news = server.News()
+
+        def services(added: grpc.aio.Server) -> None:
+            server.serve(preparation, self._drivers[section], news, self._front, added)
+
+        kubelet = self._paths.plugins_registry.parent
+        served = Served(name, kubelet / "plugins", self._paths.plugins_registry, self._lane, services)
+        changed = self.publication.news.set
+        self._drivers[section] = Driver(
+            section, name, self._node, preparation, served, news, self._runner, self._poll, self._section.order, changed
+        )
+        LOG.info("section %s serves its devices by the DRA driver %s", section, name)
+        return self._drivers[section]
+
+    def _pools(self, section: str) -> Mapping[str, Pool]:
+        return self._drivers[section].by_name()
+
+    # --- what is asked of it
+
+    def holdings(self, resource: ResourceName) -> list[Holding]:
+        """Return who holds what by claims. Safe in any thread."""
+        return self.ledger.holdings(resource)
+
+    def withheld(self, resource: ResourceName) -> Mapping[DeviceId, str]:
+        """Return which ids claims have, each with the reason why nobody else may."""
+        return {name: f"held by claim {one.claim}" for name, one in self.ledger.taken(resource).items()}
+
+    async def keep(self) -> None:
+        """Serve every driver, and drop those that nobody needs any more."""
+        if self._ended:
+            return
+        for section, driver in list(self._drivers.items()):
+            slot = self._registry.slots.get(section)
+            wanted = slot is not None and slot.instance.section.serve == "dra"
+            if not wanted and driver.known and not self.ledger.of(section):
+                del self._drivers[section]
+                await driver.end()
+                LOG.info("the DRA driver %s is withdrawn: no section has it, and no claim", driver.name)
+                self.publication.news.set()
+                continue
+            await driver.keep()
+
+    async def _claim(self, wanted: ClaimReference) -> Object:
+        if self._client is None:
+            raise TryAgain(f"claim {wanted} cannot be read: {self._trouble}")
+        return await self._client.get(RESOURCE_CLAIMS, wanted.name, wanted.namespace)
+
+    async def run(self) -> None:
+        """Reach the API server, and publish until cancelled."""
+        while True:
+            try:
+                access = await aside(partial(find, self._kubeconfig), "DRA: find the API server")
+                async with Client(Credentials(access)) as self._client:
+                    await self.publication.run(self._client)
+            except PluginError as error:
+                if error.message != self._trouble:
+                    LOG.warning("DRA: %s", error.message)
+                self._trouble = self.publication.trouble = error.message
+            except Exception:
+                LOG.exception("DRA: publishing slices failed; it begins anew")
+            finally:
+                self._client = None
+            await asyncio.sleep(_AGAIN)
+
+    def _wanted(self) -> Mapping[str, Mapping[str, Any] | None]:
+        return {driver.name: driver.wanted for driver in self._drivers.values()}
+
+    async def end(self) -> None:
+        """Stop serving: slices and claims stay for the next daemon."""
+        self._ended = True
+        await asyncio.gather(*(driver.end() for driver in self._drivers.values()))
+
+    def status(self) -> list[dict[str, Any]]:
+        """Describe every driver."""
+        return [one.status(self.publication.trouble_of(one.name)) for one in self._drivers.values()]

@@ -1,0 +1,131 @@
+"""Who has which id, by claims: the last line of defence against giving one away twice.
+
+Owns: the records in memory, and the choice of ids for a share.
+Refuses: the disk (`preparation` writes before it notes), and plugins.
+
+The scheduler has chosen the device and the amount already. It may be wrong here: a pod that was deleted by force frees
+its claim in the API before this node has heard of it, and the next pod's claim comes first.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from nodeplug.contract.errors import Exhausted, InvalidRequest, NotReady
+from nodeplug.contract.values import DeviceId, Holding, ResourceName
+from nodeplug.dra.names import attribute_name
+from nodeplug.dra.records import ClaimRecord
+from nodeplug.dra.values import PoolDevice, Share
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All records of this node. Event loop only; `holdings` is for any thread.
+
+    Attributes:
+        records: by key, see `ClaimRecord.key`.
+    """
+
+    records: dict[str, ClaimRecord] = field(default_factory=dict)
+
+    def note(self, record: ClaimRecord) -> None:
+        """Take a record in, or its next phase."""
+        self.records = {**self.records, record.key: record}
+
+    def forget(self, key: str) -> None:
+        """Drop a record: its ids are free."""
+        self.records = {other: record for other, record in self.records.items() if other != key}
+
+    def of(self, section: str) -> list[ClaimRecord]:
+        """Return the records of a section."""
+        return [one for one in self.records.values() if one.section == section]
+
+    def taken(self, resource: ResourceName) -> Mapping[DeviceId, ClaimRecord]:
+        """Return which ids of a resource are taken, and by whom; shares for observation take none."""
+        return {
+            name: record
+            for record in self.records.values()
+            for held in record.held
+            if held.resource == resource and not held.share.admin
+            for name in held.ids
+        }
+
+    def holdings(self, resource: ResourceName) -> list[Holding]:
+        """Return who holds what of a resource, as a plugin is told."""
+        return [
+            Holding(
+                resource=resource,
+                ids=held.ids,
+                namespace=record.claim.namespace,
+                pod="",
+                container="",
+                claim=record.claim_for(held.share.request),
+            )
+            for record in self.records.values()
+            if record.phase != "released"
+            for held in record.held
+            if held.resource == resource and held.ids
+        ]
+
+    def choose(
+        self, device: PoolDevice, share: Share, elsewhere: Collection[DeviceId], more: Collection[DeviceId] = ()
+    ) -> tuple[DeviceId, ...]:
+        """Choose the ids for a share of a device: the first free ones, in the plugin's order.
+
+        Args:
+            device: as the plugin lists it now.
+            share: what the scheduler allocated.
+            elsewhere: ids that containers hold which kubelet's device plugins got.
+            more: ids that the same claim has got for other shares.
+
+        Raises:
+            NotReady: the device cannot serve, or is still held by somebody.
+            Exhausted: too little of it is free.
+            InvalidRequest: the amount is none of this device.
+        """
+        if share.admin:
+            return tuple(one.id for one in device.devices)
+        if device.reason:
+            raise NotReady(f"device {share.device} of pool {share.pool} cannot serve: {device.reason}")
+        taken = self.taken(device.resource)
+        usable = [one.id for one in device.usable if one.id not in more]
+        free = [name for name in usable if name not in taken and name not in elsewhere]
+        wanted = parts_of(device, share)
+        if len(free) >= wanted:
+            return tuple(free[:wanted])
+        holders = sorted({_who(taken[name]) for name in usable if name in taken})
+        if any(name in elsewhere for name in usable):
+            holders.append("containers that got it by kubelet's device plugins")
+        who = f"; held by {', '.join(holders)}" if holders else ""
+        what = f"{len(free)} free of {len(device.devices)} parts, {wanted} wanted" if device.shared else "it is taken"
+        raise Exhausted(f"device {share.device} of pool {share.pool}: {what}{who}; it is tried again")
+
+
+def parts_of(device: PoolDevice, share: Share) -> int:
+    """Return how many ids of a device make up a share; all of them where the share names no amount.
+
+    Raises:
+        InvalidRequest: it names a capacity that the device does not have in parts.
+    """
+    if not device.shared or not share.consumed:
+        return len(device.devices)
+    amounts = {attribute_name(name): amount for name, amount in device.amount.items()}
+    unknown = share.consumed.keys() - amounts.keys()
+    if unknown:
+        raise InvalidRequest(
+            f"device {share.device} of pool {share.pool} has no {min(unknown)!r} that could be shared; it has "
+            f"{', '.join(sorted(amounts))}"
+        )
+    return max(-(-amount // amounts[name]) for name, amount in share.consumed.items())
+
+
+def _who(record: ClaimRecord) -> str:
+    ended = " (ended, its plugin has not heard of it yet)" if record.phase == "released" else ""
+    return f"claim {record.claim}{ended}"
+
+
+def requests_of(record: ClaimRecord) -> Iterator[tuple[str, ResourceName, tuple[DeviceId, ...]]]:
+    """Yield what is asked of plugins: the ids of each request of a claim, by resource."""
+    merged: dict[tuple[str, ResourceName], list[DeviceId]] = {}
+    for held in record.held:
+        merged.setdefault((held.share.request, held.resource), []).extend(held.ids)
+    return ((request, resource, tuple(dict.fromkeys(ids))) for (request, resource), ids in merged.items())

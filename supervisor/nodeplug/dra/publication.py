@@ -1,0 +1,221 @@
+"""The ResourceSlices of this node in the API server: that they say what they should, and nothing is asked for it.
+
+Owns: writing what has changed, having them back when others delete them, as kubelet does at each start, and refusing a
+cluster that would sell a whole device for a part.
+Refuses: what is in them (`slices`), what has to be written (`stored`), and any request but the watch while nothing
+changes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from nodeplug.contract.errors import AlreadyExists, NotFound, NotSupported, PluginError
+from nodeplug.dra.names import DOMAIN
+from nodeplug.dra.pools import without_unusable
+from nodeplug.dra.slices import Effect, left_out, slices_of
+from nodeplug.dra.stored import changes, difference
+from nodeplug.dra.values import Pool
+from nodeplug.kubeapi.client import Client
+from nodeplug.kubeapi.followed import Followed
+from nodeplug.kubeapi.refusals import Conflict
+from nodeplug.kubeapi.resources import NODES, RESOURCE_SLICES, Object, key_of
+from nodeplug.kubeapi.watch import Pauses
+
+LOG: Final = logging.getLogger(__name__)
+_SETTLE: Final = 0.05
+"""Seconds that changes get to come together."""
+_BEHIND: Final = 0.2
+"""Seconds that the watch gets to tell of a change that was met before."""
+_UNSHARED: Final = 60.0
+"""Seconds between two tries in a cluster that cannot share: somebody may change that."""
+_TRIAL: Final = "trial-"
+Wanted = Mapping[str, Mapping[str, Pool | None] | None]
+"""What slices are to say, by driver and pool: None for what is to stay as it is, since it is not known yet."""
+
+
+@dataclass(slots=True)
+class Publication:
+    """The slices of all drivers of this node. Event loop only.
+
+    Attributes:
+        node: its name.
+        taint: what an unhealthy device means for pods.
+        wanted: returns what slices are to say.
+        news: is set when that may have changed.
+        trouble: why nothing can be written at present; empty if it can.
+    """
+
+    node: str
+    taint: Effect
+    wanted: Callable[[], Wanted]
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    trouble: str = ""
+    _refused: dict[str, str] = field(default_factory=dict)
+    _checked: set[str] = field(default_factory=set)
+    _taints: bool = True
+    _uid: str = ""
+    _warned: set[str] = field(default_factory=set)
+
+    def trouble_of(self, driver: str) -> str:
+        """Return why the slices of a driver are not what they should be; empty if they are."""
+        return self._refused.get(driver) or self.trouble
+
+    async def run(self, client: Client) -> None:
+        """Publish until cancelled."""
+        self._checked.clear()
+        self._taints = True
+        followed = Followed(client, RESOURCE_SLICES, _is_ours, self.news, fields=f"spec.nodeName={self.node}")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(followed.follow(), name="follow slices")
+            group.create_task(self._write(client, followed), name="write slices")
+
+    async def _write(self, client: Client, followed: Followed) -> None:
+        pauses = Pauses(client.bounds)
+        while True:
+            wait = _UNSHARED if self._refused else None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self.news.wait()
+            self.news.clear()
+            await asyncio.sleep(_SETTLE)
+            if not followed.known:
+                self.trouble = followed.trouble or "the API server has not told yet which slices there are"
+                await asyncio.sleep(_BEHIND)
+                self.news.set()
+                continue
+            try:
+                await self._bring(client, followed)
+            except (Conflict, AlreadyExists):  # somebody was faster, or the watch is behind
+                await asyncio.sleep(_BEHIND)
+                self.news.set()
+            except PluginError as error:
+                self._failed(error.message)
+                await asyncio.sleep(pauses.next())
+                self.news.set()
+            else:
+                pauses.over()
+                self.trouble = ""
+
+    def _failed(self, why: str) -> None:
+        if why != self.trouble:
+            LOG.warning("DRA: slices cannot be written: %s", why)
+        self.trouble = why
+
+    async def _bring(self, client: Client, followed: Followed) -> None:
+        """Bring what is stored in line with what is wanted, driver by driver."""
+        by_driver: dict[str, list[Object]] = {driver: [] for driver in self.wanted()}
+        for one in followed.objects.values():
+            by_driver.setdefault(str(one["spec"]["driver"]), []).append(one)
+        wanted = self.wanted()
+        for driver, stored in by_driver.items():
+            pools = wanted.get(driver, {})
+            if pools is None:
+                continue
+            try:
+                await self._bring_driver(client, followed, driver, pools, stored)
+            except NotSupported as error:
+                if self._refused.get(driver) != error.message:
+                    LOG.error("DRA driver %s offers nothing: %s", driver, error.message)
+                self._refused[driver] = error.message
+                await self._delete(client, followed, [str(one["metadata"]["name"]) for one in stored])
+            else:
+                self._refused.pop(driver, None)
+
+    async def _bring_driver(
+        self,
+        client: Client,
+        followed: Followed,
+        driver: str,
+        pools: Mapping[str, Pool | None],
+        stored: Sequence[Object],
+    ) -> None:
+        """Bring the slices of one driver in line.
+
+        Raises:
+            NotSupported: the cluster cannot share devices.
+            Conflict, AlreadyExists: it is to be done again.
+            PluginError: the API server refuses, or cannot be asked.
+        """
+        unknown = {name for name, pool in pools.items() if pool is None}
+        stored = [one for one in stored if one["spec"]["pool"]["name"] not in unknown]
+        listed = [pool for pool in pools.values() if pool is not None]
+        if not self._uid and listed:
+            self._uid = await self._node_uid(client)
+        wanted = [one for pool in listed for one in self._slices(driver, pool)]
+        todo = changes(wanted, stored)
+        if not todo:
+            return
+        if todo.create:  # the Node may be another one by now, and the slices have gone with the former
+            uid = await self._node_uid(client)
+            if uid != self._uid:
+                self._uid = uid
+                raise Conflict(f"node {self.node} was made anew")
+        await self._try_out(client, driver, wanted)
+        answers: list[Object] = []
+        for one in todo.replace:
+            answers.append(await client.replace(RESOURCE_SLICES, one))
+            followed.objects[key_of(one)] = answers[-1]
+        for one in todo.create:
+            answers.append(await client.create(RESOURCE_SLICES, one))
+            followed.objects[key_of(one)] = answers[-1]
+        await self._delete(client, followed, todo.delete)
+        self._compare(driver, [*todo.replace, *todo.create], answers)
+
+    def _slices(self, driver: str, pool: Pool) -> list[Object]:
+        fitting = pool if self._taints else without_unusable(pool)
+        for sentence in left_out(fitting):
+            if sentence not in self._warned:
+                self._warned.add(sentence)
+                LOG.warning("DRA driver %s: %s", driver, sentence)
+        return slices_of(driver, self.node, self._uid, fitting, 1, self.taint)
+
+    async def _try_out(self, client: Client, driver: str, wanted: Sequence[Object]) -> None:
+        """Ask once what the server would make of a shared device, before it can be allocated."""
+        shared = next(
+            (one for one in wanted if any("allowMultipleAllocations" in it for it in one["spec"]["devices"])), None
+        )
+        if shared is None or driver in self._checked:
+            return
+        trial = {**shared, "metadata": {**shared["metadata"], "name": f"{_TRIAL}{shared['metadata']['name']}"[:253]}}
+        self._compare(driver, [trial], [await client.create(RESOURCE_SLICES, trial, dry_run=True)])
+        self._checked.add(driver)
+
+    def _compare(self, driver: str, sent: Sequence[Object], answers: Sequence[Object]) -> None:
+        """Look at what was stored.
+
+        Raises:
+            NotSupported: devices that were to be shared are offered as wholes.
+        """
+        found = difference(sent, answers)
+        if not found:
+            return
+        if found.unshared:
+            raise NotSupported(found.sentence)
+        if found.sentence not in self._warned:
+            self._warned.add(found.sentence)
+            LOG.warning("DRA driver %s: %s", driver, found.sentence)
+        if "taints" in found.dropped and self._taints:
+            self._taints = False
+            self.news.set()
+
+    async def _node_uid(self, client: Client) -> str:
+        try:
+            return str((await client.get(NODES, self.node))["metadata"]["uid"])
+        except NotFound:
+            raise NotFound(f"the cluster has no node {self.node!r}: look at node_name under [supervisor]") from None
+
+    @staticmethod
+    async def _delete(client: Client, followed: Followed, names: Sequence[str]) -> None:
+        for name in names:
+            with suppress(NotFound):
+                await client.delete(RESOURCE_SLICES, name)
+            followed.objects.pop(name, None)
+
+
+def _is_ours(found: Object) -> bool:
+    """Whether a slice is of a driver of this program, be it one that is not served any more."""
+    return str(found["spec"]["driver"]).endswith(f".{DOMAIN}")

@@ -1,0 +1,264 @@
+"""Cards by claims, with the current control plane, kubelet and containerd: what the scheduler allocates, pods get.
+
+The cards are simulated; everything else is real.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.real.consumers import Lab, PrivateNode, open_lab, pod
+from tests.real.consumers.claims_of_devices import CLAIMS, devices, phase, put_claim, put_class, put_pod, slices
+from tests.real.consumers.control_plane import ControlPlane
+from tests.real.test_kubelet_gpu import MEMORY, PUBLISHED
+from tests.real.test_kubelet_reload import reload
+
+from nodeplug.testing import folders
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kubelet")]
+NULL = "example.com/null"
+CARDS = ("GPU-00000000", "GPU-00000001")
+PLUGINS = f"""
+[plugins.bridge]
+[plugins.host-local]
+[plugins.loopback.config]
+names = ["loopback"]
+[plugins.hostdev.config]
+[[plugins.hostdev.config.resources]]
+resource = "{NULL}"
+groups = [{{ nodes = [{{ path = "/dev/null" }}] }}]
+[plugins.gpu]
+serve = "dra"
+[plugins.gpu.config]
+driver = "simulated"
+poll = "200ms"
+simulated = [{{ memory = "8GiB", uuid = "{CARDS[0]}" }}, {{ memory = "8GiB", uuid = "{CARDS[1]}" }}]
+[[plugins.gpu.config.resources]]
+sharing = "memory"
+resource = "{MEMORY}"
+access = {{ visible_devices = "uuid" }}
+"""
+DRIVER = "gpu.nodeplug.io"
+CLASS = "gpu-memory"
+
+
+@pytest.fixture(scope="module")
+def lab(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[Lab]:
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    programs, runtime = consumer("kubernetes"), consumer("containerd")
+    try:
+        with make_private_node(folder / "n") as private:
+            specs = private.folder / "var/run/cdi"
+            specs.mkdir(parents=True)
+            private.run("mkdir", "-p", "/var/run/cdi")
+            private.run("mount", "--bind", str(specs), "/var/run/cdi")
+            with open_lab(
+                *(private, folder, programs / "kubelet", PLUGINS),
+                resource=NULL,
+                conflists=[PUBLISHED],
+                runtime=runtime,
+                control_plane=programs,
+                csi=True,
+            ) as made:
+                assert made.control_plane is not None
+                put_class(made.control_plane, CLASS, DRIVER)
+                yield made
+                sys.stdout.write(made.daemon.log)
+    finally:
+        folders.remove(folder)
+
+
+@pytest.fixture
+def plane(lab: Lab) -> ControlPlane:
+    assert lab.control_plane is not None
+    return lab.control_plane
+
+
+def until(lab: Lab, what: str, holds: Callable[[], Any]) -> Any:
+    return lab.kubelet.wait_for(what, holds)
+
+
+def environment(lab: Lab, name: str) -> dict[str, str]:
+    lines = lab.kubelet.execute(name, "/bin/env").splitlines()
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
+def running(lab: Lab, plane: ControlPlane, *names: str) -> None:
+    for name in names:
+        until(lab, f"pod {name}", lambda: phase(plane, name) == "Running")  # noqa: B023 - it is asked in this very turn
+
+
+def run(lab: Lab, plane: ControlPlane, name: str, amount: str) -> dict[str, str]:
+    """Run a pod with an amount of a card, and return its environment."""
+    put_claim(plane, name, CLASS, {"memory": amount})
+    put_pod(plane, name, name)
+    running(lab, plane, name)
+    return environment(lab, name)
+
+
+def drop(lab: Lab, plane: ControlPlane, *names: str) -> None:
+    """Delete pods and their claims, and wait until kubelet and the daemon have let go of them."""
+    for name in names:
+        plane.delete(name)
+        plane.call("DELETE", f"{CLAIMS}/{name}")
+    until(lab, "the end of pods", lambda: not {*names} & {*plane.scheduled()} and not {*names} & {*prepared(lab)})
+
+
+def prepared(lab: Lab) -> dict[str, dict[str, Any]]:
+    """The claims that the daemon has records of, by name."""
+    (driver,) = lab.daemon.status()["dra"]
+    return {one["claim"].partition("/")[2]: one for one in driver["claims"]}
+
+
+def allocatable(lab: Lab, plane: ControlPlane) -> int:
+    """How many units kubelet may give away, as the Node says."""
+    node = plane.call("GET", f"/api/v1/nodes/{lab.private.name}")
+    return int(node["status"]["allocatable"].get(MEMORY, 0))
+
+
+def two_cards(lab: Lab, plane: ControlPlane) -> None:
+    until(lab, "two cards in slices", lambda: len(devices(plane)) == 2)
+
+
+def test_two_pods_share_a_card_by_amounts_and_a_third_waits_and_comes(lab: Lab, plane: ControlPlane) -> None:
+    two_cards(lab, plane)
+    five, three, whole = (run(lab, plane, *one) for one in (("five", "5Gi"), ("three", "3Gi"), ("all", "8Gi")))
+    assert five["NVIDIA_VISIBLE_DEVICES"] == three["NVIDIA_VISIBLE_DEVICES"] != whole["NVIDIA_VISIBLE_DEVICES"]
+    put_claim(plane, "late", CLASS, {"memory": "2Gi"})
+    put_pod(plane, "late", "late")
+    until(lab, "a pod that waits", lambda: "cannot allocate all claims" in plane.unplaced("late"))
+    drop(lab, plane, "three")
+    running(lab, plane, "late")
+    assert environment(lab, "late")["NVIDIA_VISIBLE_DEVICES"] == five["NVIDIA_VISIBLE_DEVICES"]
+    drop(lab, plane, "five", "all", "late")
+
+
+def test_slices_are_back_after_a_restart_of_kubelet_and_its_pods_have_what_they_had(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    two_cards(lab, plane)
+    before = run(lab, plane, "stays", "6Gi")
+    had = {one["metadata"]["uid"] for one in slices(plane)}
+    lab.kubelet.stop()
+    lab.kubelet.start()
+    until(
+        lab, "other slices", lambda: {one["metadata"]["uid"] for one in slices(plane)}.isdisjoint(had) and slices(plane)
+    )
+    two_cards(lab, plane)
+    running(lab, plane, "stays")
+    assert environment(lab, "stays") == before
+    other = run(lab, plane, "other", "6Gi")
+    assert other["NVIDIA_VISIBLE_DEVICES"] != before["NVIDIA_VISIBLE_DEVICES"]
+    drop(lab, plane, "stays", "other")
+
+
+def test_a_daemon_that_was_killed_gives_a_claim_the_same_ids_and_none_of_them_to_others(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    two_cards(lab, plane)
+    run(lab, plane, "kept", "5Gi")
+    ids = prepared(lab)["kept"]["ids"]
+    lab.daemon.kill()
+    put_claim(plane, "during", CLASS, {"memory": "3Gi"})
+    put_pod(plane, "during", "during")
+    until(lab, "a pod that waits for the driver", lambda: plane.place("during"))
+    lab.daemon.start()
+    running(lab, plane, "kept", "during")
+    assert prepared(lab)["kept"]["ids"] == ids
+    assert not {*ids} & {*prepared(lab)["during"]["ids"]}
+    drop(lab, plane, "kept", "during")
+
+
+def test_a_pod_whose_predecessor_was_deleted_by_force_waits_until_that_is_unprepared(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    two_cards(lab, plane)
+    run(lab, plane, "first", "8Gi")
+    run(lab, plane, "beside", "8Gi")
+    lab.daemon.kill()
+    plane.call("DELETE", "/api/v1/namespaces/default/pods/first?gracePeriodSeconds=0")
+    plane.call("DELETE", f"{CLAIMS}/first")
+    put_claim(plane, "second", CLASS, {"memory": "8Gi"})
+    put_pod(plane, "second", "second")
+    until(lab, "a pod that is placed", lambda: plane.place("second"))
+    lab.daemon.start()
+    running(lab, plane, "second")
+    assert [*prepared(lab)] == ["beside", "second"]
+    drop(lab, plane, "beside", "second")
+
+
+def test_a_container_starts_again_although_somebody_has_deleted_its_spec(lab: Lab, plane: ControlPlane) -> None:
+    two_cards(lab, plane)
+    before = run(lab, plane, "restarted", "1Gi")
+    folder = lab.private.folder / "var/run/cdi"
+    (spec,) = folder.glob(f"{DRIVER}-*.json")
+    spec.unlink()
+    until(lab, "the spec", spec.exists)
+    lab.kubelet.execute("restarted", "/bin/kill", "-TERM", "1")
+    status = lambda: plane.pod("restarted")["status"]["containerStatuses"][0]  # noqa: E731
+    until(lab, "a restarted container", lambda: status()["restartCount"] == 1 and "running" in status()["state"])
+    assert environment(lab, "restarted") == before
+    drop(lab, plane, "restarted")
+
+
+def test_a_card_that_is_ill_gets_no_claims_and_the_status_of_its_pods_says_so(lab: Lab, plane: ControlPlane) -> None:
+    two_cards(lab, plane)
+    run(lab, plane, "ill", "8Gi")
+    faults = lab.daemon.paths.run / "plugins/gpu/simulated-faults.json"
+    faults.write_text(json.dumps({"cards": {"0": {"reason": "XID 79: it has fallen off the bus"}}}))
+    try:
+        until(lab, "a taint", lambda: sum("taints" in one for one in devices(plane).values()) == 1)
+        put_claim(plane, "second", CLASS, {"memory": "8Gi"})
+        put_claim(plane, "third", CLASS, {"memory": "8Gi"})
+        put_pod(plane, "second", "second")
+        running(lab, plane, "second")
+        put_pod(plane, "third", "third")
+        until(lab, "a pod that waits", lambda: plane.unplaced("third"))
+        until(lab, "the health in the status", lambda: "fallen off" in json.dumps(plane.pod("ill")["status"]))
+    finally:
+        faults.unlink()
+    until(lab, "no taint", lambda: not any("taints" in one for one in devices(plane).values()))
+    drop(lab, plane, "ill", "second", "third")
+
+
+def test_a_daemon_that_is_replaced_keeps_slices_and_claims(lab: Lab, plane: ControlPlane) -> None:
+    two_cards(lab, plane)
+    run(lab, plane, "over", "5Gi")
+    had = {one["metadata"]["uid"] for one in slices(plane)}
+    ids = prepared(lab)["over"]["ids"]
+    with lab.successors() as replace:
+        for name in ("one", "two"):
+            replace()
+            run(lab, plane, name, "3Gi" if name == "one" else "8Gi")
+            assert prepared(lab)["over"]["ids"] == ids
+        assert {one["metadata"]["uid"] for one in slices(plane)} == had
+        drop(lab, plane, "over", "one", "two")
+
+
+def test_a_section_moves_to_kubelets_device_plugins_and_back_and_nothing_is_sold_twice(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    two_cards(lab, plane)
+    run(lab, plane, "claimed", "5Gi")
+    by_plugin = PLUGINS.replace('serve = "dra"', "")
+    reload(lab, by_plugin)
+    until(lab, "units that kubelet may give", lambda: allocatable(lab, plane) == 16 - 5)
+    assert not slices(plane)
+    plane.schedule(pod("by-units", "", limits={MEMORY: 8}))
+    running(lab, plane, "by-units")
+    assert (
+        environment(lab, "by-units")["NVIDIA_VISIBLE_DEVICES"] != environment(lab, "claimed")["NVIDIA_VISIBLE_DEVICES"]
+    )
+    reload(lab, PLUGINS)
+    two_cards(lab, plane)
+    until(lab, "a card that is left out", lambda: sum("taints" in one for one in devices(plane).values()) == 1)
+    put_claim(plane, "back", CLASS, {"memory": "8Gi"})
+    put_pod(plane, "back", "back")
+    until(lab, "a pod that waits", lambda: plane.unplaced("back"))
+    plane.delete("by-units")
+    running(lab, plane, "back")
+    drop(lab, plane, "claimed", "back")
