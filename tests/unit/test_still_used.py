@@ -20,6 +20,7 @@ def test_a_node_without_pods_is_not_used() -> None:
         ({"attachments": [{"container_id": one} for one in ("a", "b", "a")]}, "networks of 2 pods"),
         ({"volumes": [{"targets": ["/a", "/b"]}]}, "2 mounted volumes"),
         ({"resources": [{"resource": "example.com/a", "allocated": 3}]}, "3 of example.com/a"),
+        ({"dra": [{"claims": [{}, {}]}]}, "2 prepared claims"),
         ({"spool": 1}, "1 DELs that wait"),
         ({"unknown": {"volumes": "the disk hangs"}}, "not known: the disk hangs"),
     ],

@@ -202,6 +202,8 @@ def still_used(status: Mapping[str, Any]) -> list[str]:
     mounted = sum(len(one["targets"]) for one in status["volumes"])
     told += [f"{mounted} mounted volumes"] * bool(mounted)
     told += [f"{one['allocated']} of {one['resource']}" for one in status["resources"] if one["allocated"]]
+    claims = sum(len(one["claims"]) for one in status.get("dra", ()))
+    told += [f"{claims} prepared claims"] * bool(claims)
     told += [f"{status['spool']} DELs that wait"] * bool(status["spool"])
     return [*told, *(f"not known: {why}" for why in status["unknown"].values())]
 

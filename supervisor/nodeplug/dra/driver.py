@@ -24,6 +24,7 @@ from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
 Order = Literal["listed", "most-free-first"]
+_PRESTART: Final = "device_prestart"
 _RESTORE: Final = 10.0
 """Seconds between two looks at the CDI specs of prepared claims: a lost one fails every start of its containers."""
 
@@ -66,13 +67,15 @@ class Driver:
     )
     _refused: dict[str, str] = field(default_factory=dict)
     _restored: float = float("-inf")
+    _releasing: asyncio.Task[None] | None = None
+    _unserved: dict[ResourceName, str] = field(default_factory=dict)
 
     # --- what the life cycle of its plugin says
 
     def serve(self, routes: Sequence[Route]) -> None:
         """List what the section claims now, and no longer what it does not."""
         self.known = True
-        claimed = {ResourceName(route.claim.name): route for route in routes}
+        claimed = {ResourceName(route.claim.name): route for route in routes if not self._unserve(route)}
         for resource in self._listings.keys() - claimed.keys():
             self._listings.pop(resource)[1].cancel()
         for resource, route in claimed.items():
@@ -83,6 +86,20 @@ class Driver:
             task = asyncio.create_task(listing.run(), name=f"list {resource}")
             self._listings[resource] = listing, task
         self._have_listed()
+
+    def _unserve(self, route: Route) -> str:
+        """Return why a resource cannot be served by claims; empty if it can."""
+        resource = ResourceName(route.claim.name)
+        self._unserved.pop(resource, None)
+        if _PRESTART not in route.hooks:
+            return ""
+        why = (
+            f"plugin {route.plugin!r} has {_PRESTART}, which nobody calls for claims: serve {resource} as a device "
+            'plugin (serve = "device-plugin")'
+        )
+        LOG.error("DRA driver %s does not offer %s: %s", self.name, resource, why)
+        self._unserved[resource] = why
+        return why
 
     def hold(self) -> None:
         """Keep what is listed, and ask nothing: the plugin is about to be exchanged."""
@@ -165,9 +182,14 @@ class Driver:
                 if error.message != self.problem:
                     LOG.warning("%s", error.message)
                 self.problem = error.message
-        await self.preparation.release()
+        self.release()
         if any(self._outdated(listing) for listing, _ in self._listings.values()):
             self._have_listed()
+
+    def release(self) -> None:
+        """Begin to tell the plugin of claims that have ended, unless that is under way; nobody waits for a plugin."""
+        if self._releasing is None or self._releasing.done():
+            self._releasing = asyncio.create_task(self.preparation.release(), name=f"release claims of {self.name}")
 
     def _outdated(self, listing: Listing) -> bool:
         """Whether others hold, or hold no more, what its pool is made of."""
@@ -190,7 +212,7 @@ class Driver:
         """
         listings = [one for one, _ in self._listings.values()]
         listing = next((one.trouble for one in listings if one.trouble), "")
-        refused = next(iter(self._refused.values()), "")
+        refused = next(iter([*self._unserved.values(), *self._refused.values()]), "")
         records = self.preparation.ledger.of(self.section)
         return {
             "driver": self.name,

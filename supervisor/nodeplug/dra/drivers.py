@@ -143,6 +143,7 @@ class Drivers:
             claim=self._claim,
             elsewhere=self._elsewhere,
             freed=self._freed,
+            ended=partial(self._release, section),
             registry=self._registry,
             runner=self._runner,
             ledger=self.ledger,
@@ -162,6 +163,9 @@ class Drivers:
         )
         LOG.info("section %s serves its devices by the DRA driver %s", section, name)
         return self._drivers[section]
+
+    def _release(self, section: str) -> None:
+        self._drivers[section].release()
 
     def _pools(self, section: str) -> Mapping[str, Pool]:
         return self._drivers[section].by_name()

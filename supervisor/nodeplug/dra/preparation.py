@@ -45,6 +45,7 @@ class Preparation:
         claim: gets a claim from the API server.
         elsewhere: the ids of a resource that containers hold which kubelet's device plugins got.
         freed: is called when a claim has given ids of a resource back.
+        ended: is called when there is an end of which the plugin has to hear, see `release`.
         ledger: of the node.
         journal: has the records.
         specs: the folder of CDI specs.
@@ -56,6 +57,7 @@ class Preparation:
     claim: Callable[[ClaimReference], Awaitable[Object]]
     elsewhere: Callable[[ResourceName], Collection[DeviceId]]
     freed: Callable[[ResourceName], None]
+    ended: Callable[[], None]
     registry: Registry
     runner: Runner
     ledger: Ledger
@@ -96,7 +98,8 @@ class Preparation:
                 await self._write(record.to("released"))
             except PluginError:  # a full disk: what the plugin hears of now need not be written
                 await self._release(call, record)
-                return
+            else:
+                self.ended()
 
     async def release(self) -> None:
         """Tell the plugin of every claim that has ended; what it does not hear is told again at the next turn."""

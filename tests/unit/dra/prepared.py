@@ -113,6 +113,7 @@ class Prepared:
             claim=self._claim,
             elsewhere=lambda _: self.elsewhere,
             freed=self.freed.append,
+            ended=lambda: None,
             registry=registry,
             runner=Runner(),
             ledger=self.ledger,
