@@ -57,14 +57,29 @@ def test_a_driver_without_nvlink_has_cards_without_links(three: Any, watch: Watc
     assert {pair.distance for pair in snapshot.pairs} == {50}
 
 
-def test_links_are_asked_for_once_and_again_when_there_are_other_cards(three: Any, watch: Watch) -> None:
+def test_one_card_is_asked_for_its_links_with_each_poll_and_all_are_when_there_are_others(
+    three: Any, watch: Watch
+) -> None:
     watched = watch(three)
     first = watched.running()
-    asked = three.calls("nvmlDeviceGetNvLinkState")
+    polls, asked = (three.calls(symbol) for symbol in ("nvmlDeviceGetCount_v2", "nvmlDeviceGetNvLinkState"))
     watched.until(lambda snapshot: snapshot.taken > first.taken + 0.2)
-    assert asked == three.calls("nvmlDeviceGetNvLinkState") > 0
+    asked = three.calls("nvmlDeviceGetNvLinkState") - asked
+    assert 0 < asked <= 36 * (three.calls("nvmlDeviceGetCount_v2") - polls + 1)
     three.state.count = 2
     watched.until(lambda snapshot: len(snapshot.pairs) == 1)
+
+
+def test_links_that_come_up_after_the_first_poll_are_seen_and_those_that_go_down_too(three: Any, watch: Watch) -> None:
+    cards = three.state.card[1], three.state.card[2]
+    for card, other in (cards, cards[::-1]):
+        three.link(card, bytes(other.bus), active=0)
+    watched = watch(three)
+    assert links(watched.running())[1, 2] == 0
+    for active in (1, 0):
+        for card in cards:
+            card.link[0].active = active
+        watched.until(lambda snapshot, active=active: links(snapshot) == {(0, 1): 0, (0, 2): 0, (1, 2): active})
 
 
 def test_a_card_that_is_lost_while_it_is_asked_for_its_links_has_none(three: Any, watch: Watch) -> None:

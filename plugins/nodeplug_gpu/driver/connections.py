@@ -1,7 +1,8 @@
 """How cards are connected: NVLinks, and how far apart they are on PCIe.
 
-Owns: the questions to NVML about it, asked when the cards are others than at the last poll: links do not change
-meanwhile but for faults. Runs in the driver process.
+Owns: the questions to NVML about it, asked when the cards or their links are others than at the last poll. Links come
+up late, where a fabric manager trains them, and go down with a fault; as each is one question, one card at a time is
+looked at with each poll. Runs in the driver process.
 Refuses: to fail: a card that does not tell has no links; and to say which cards go together (`connected` knows).
 
 With NVSwitch the far ends of a card's links are switches, and with bridges or a mesh they are cards.
@@ -24,12 +25,13 @@ Handles = Sequence[tuple[int, Uuid, Any]]
 
 
 class ConnectionReader:
-    """Reads connections; keeps them as long as the cards are the same."""
+    """Reads connections; keeps them as long as the cards and their links are the same."""
 
     def __init__(self, calls: Calls) -> None:
         """Make a reader that uses the calls of the polling thread."""
         self._calls = calls
-        self._known: tuple[Uuid, ...] = ()
+        self._ends: Mapping[Uuid, Counter[str]] = {}
+        self._turn = 0
         self._pairs: tuple[CardPair, ...] = ()
 
     def pairs(self, handles: Handles, cards: Sequence[Card]) -> tuple[CardPair, ...]:
@@ -42,19 +44,25 @@ class ConnectionReader:
         Raises:
             NvmlFailure: the driver as a whole does not answer.
         """
-        uuids = tuple(uuid for _, uuid, _ in handles)
-        if uuids != self._known:
+        if [uuid for _, uuid, _ in handles] != [*self._ends] or self._changed(handles):
             addresses = {card.pci: card.uuid for card in cards if card.pci}
-            ends = {uuid: self._ends(index, uuid, handle) for index, uuid, handle in handles}
+            self._ends = ends = {uuid: self._read(index, uuid, handle) for index, uuid, handle in handles}
             own = {uuid: address for address, uuid in addresses.items()}
             self._pairs = tuple(
                 CardPair(one, other, _links(ends, own, one, other), self._distance(index, one, first, second))
                 for (index, one, first), (_, other, second) in combinations(handles, 2)
             )
-            self._known = uuids
         return self._pairs
 
-    def _ends(self, index: int, uuid: Uuid, handle: Any) -> Counter[str]:
+    def _changed(self, handles: Handles) -> bool:
+        """Whether the card whose turn it is has other links than before."""
+        if len(handles) < 2:
+            return False
+        self._turn = (self._turn + 1) % len(handles)
+        index, uuid, handle = handles[self._turn]
+        return self._read(index, uuid, handle) != self._ends[uuid]
+
+    def _read(self, index: int, uuid: Uuid, handle: Any) -> Counter[str]:
         """Return how many active links of a card lead to each PCI address."""
         ends = Counter[str]()
         with self._calls.about(index, uuid):

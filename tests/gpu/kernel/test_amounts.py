@@ -1,4 +1,4 @@
-"""How much a container is limited to: what it was allocated, of whatever name it comes with, and never more."""
+"""How much a container is limited to: what it was allocated, and never more."""
 
 import json
 import subprocess
