@@ -57,6 +57,7 @@ class Publishing:
     used: Callable[[], Collection[str] | None]
     changed: asyncio.Event
     problems: dict[str, str] = field(default_factory=dict)
+    _untold: dict[str, str] = field(default_factory=dict)
     _disk: Lane = field(default_factory=lambda: Lane("the disk with the networks of the cluster", 10.0))
 
     async def run(self) -> None:
@@ -76,7 +77,7 @@ class Publishing:
 
     async def _look(self) -> bool:
         """Bring files and statuses up to date; return whether nothing failed. What is left changes soon."""
-        begun, problems = time.monotonic(), dict[str, str]()
+        begun = time.monotonic()
         labels = self._labels()
         mine = {name: one for name, one in self.networks.objects.items() if objects.is_for(one, labels)}
         claims, used = frozenset(self.claims()), self.used()
@@ -84,19 +85,29 @@ class Publishing:
             verdicts = await self._disk.run(lambda: self._settle(mine, claims, used))
         except PluginError as error:
             verdicts = {name: Verdict("DiskFailure", error.message) for name in mine}
-        problems |= {name: one.message for name, one in verdicts.items() if one.reason != "Ready"}
         until = time.monotonic() + _TOLD_FOR * (time.monotonic() - begun)
-        for name, network in tuple(self.networks.objects.items()):  # others come and go while one is told of
-            try:
-                await self._tell(network, verdicts.get(name))
-            except PluginError as error:
-                problems.setdefault(name, error.message)
-            if self.changed.is_set() and time.monotonic() > until:
-                break
+        await self._tell_all(verdicts, until)
+        problems = self._untold | {name: one.message for name, one in verdicts.items() if one.reason != "Ready"}
         for name in problems.keys() - self.problems.keys():
             LOG.warning("network %s: %s", name, problems[name])
         self.problems = problems
         return not problems
+
+    async def _tell_all(self, verdicts: Mapping[str, Verdict], until: float) -> None:
+        """Tell each network what has become of it here, until then at least; what could not be told is noted.
+
+        One that it did not come to keeps its problem: nobody has looked whether that is over.
+        """
+        present = tuple(self.networks.objects.items())  # others come and go while one is told of
+        self._untold = {name: self._untold[name] for name, _ in present if name in self._untold}
+        for name, network in present:
+            try:
+                await self._tell(network, verdicts.get(name))
+                self._untold.pop(name, None)
+            except PluginError as error:
+                self._untold[name] = error.message
+            if self.changed.is_set() and time.monotonic() > until:
+                break
 
     def _labels(self) -> Mapping[str, str]:
         own = self.nodes.objects.get(self.node)
