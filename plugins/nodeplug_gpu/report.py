@@ -81,23 +81,13 @@ def _card(
 ) -> dict[str, Any]:
     inventory, card = tracker.inventory, member.card
     condition = inventory.conditions[card.uuid]
-    telemetry = inventory.snapshot.telemetry.get(card.uuid)
     allocations = allocations_of(inventory, entry, card.uuid)
     sharing = tracker.sharings.get(entry.resource)
     without = _limits(tracker, entry, card)
     limits = without if kernel is None else _with_kernel(kernel, entry, card.uuid, without)
     held = {} if kernel is None else kernel.of_card(card.uuid)
     return {
-        "uuid": card.uuid,
-        "index": card.index,
-        "model": card.model,
-        "pci": card.pci,
-        "numa_node": card.numa_node,
-        "nvlinks": dict(_nvlinks(inventory.snapshot.pairs, card.uuid)),
-        "memory_bytes": card.memory or None,
-        "used_bytes": telemetry.used if telemetry is not None else None,
-        "utilization_percent": utilization.in_percent(telemetry.utilization if telemetry is not None else None),
-        "unattributed_bytes": overuse.unattributed.get(card.uuid, 0),
+        **_hardware(inventory, overuse, card),
         "state": condition.state,
         "allocatable": member.healthy,
         "reason": member.reason or condition.reason,
@@ -121,6 +111,23 @@ def _card(
             for (container, uuid), one in sorted(overuse.usage.items(), key=lambda item: item[0])
             if uuid == card.uuid and one.unallocated
         ],
+    }
+
+
+def _hardware(inventory: Inventory, overuse: OveruseWatch, card: Card) -> dict[str, Any]:
+    """Return what a card is and what it does, whatever it is advertised as."""
+    telemetry = inventory.snapshot.telemetry.get(card.uuid)
+    return {
+        "uuid": card.uuid,
+        "index": card.index,
+        "model": card.model,
+        "pci": card.pci,
+        "numa_node": card.numa_node,
+        "nvlinks": dict(_nvlinks(inventory.snapshot.pairs, card.uuid)),
+        "memory_bytes": card.memory or None,
+        "used_bytes": telemetry.used if telemetry is not None else None,
+        "utilization_percent": utilization.in_percent(telemetry.utilization if telemetry is not None else None),
+        "unattributed_bytes": overuse.unattributed.get(card.uuid, 0),
     }
 
 

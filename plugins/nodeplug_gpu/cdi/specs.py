@@ -194,13 +194,6 @@ class CdiSpecs:
         self._complaint = text
 
 
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
-
-
 def _write(path: Path, document: Document) -> None:
     replace_file(path, json.dumps(document, indent=1).encode())
 
@@ -225,7 +218,7 @@ def _remove_former(path: Path, document: Document) -> None:
 def _described(path: Path, document: Document) -> list[Any]:
     """Return the devices of the spec on disk, if its other edits equal those that could not be written."""
     try:
-        found = json.loads(_read(path) or b"")
+        found = json.loads(path.read_bytes())
         return list(found["devices"]) if found["containerEdits"] == document["containerEdits"] else []
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []

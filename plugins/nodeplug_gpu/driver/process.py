@@ -36,8 +36,6 @@ _MIN_BACKOFF: Final = 0.05
 """Seconds before a failed process is replaced; doubled each time, up to one poll interval."""
 _MAX_UNKILLABLE: Final = 3
 """Processes that SIGKILL did not end. With so many there is no point in starting one more."""
-_MAX_ROUNDS: Final = 5
-"""Doublings of the time for which a card that hangs is skipped."""
 _STABLE: Final = 10
 """Multiple of `hang_after` after which waiting for events counts as working again."""
 _KILL_TIMEOUT: Final = 0.3
@@ -71,26 +69,18 @@ class NvmlDriver:
                 again, because no card is polled meanwhile.
             cgroups: where cgroup v2 should be mounted, if it matters which cards can have limits by cgroup.
         """
-        self._poll = poll
-        self._hang_after = hang_after
-        self._log = log
+        self._poll, self._hang_after, self._log = poll, hang_after, log
         heartbeat = max(0.02, min(1.0, hang_after / 4))
         self._settings = {"root": str(root), "sysfs": str(sysfs), "poll": poll, "heartbeat": heartbeat}
         self._settings["cgroups"] = "" if cgroups is None else str(cgroups)
         self._orders = Orders()
         self._publisher = Publisher(log)
-        self._retry_after = retry_after
-        self._rounds = 0
-        self._hangs = Hangs()
-        self._no_events = ""
-        self._event_hang_rounds = 0
+        self._hangs = Hangs(retry_after)
         self._sysfs = sysfs
         self._bound: tuple[str, ...] = ()
         self._first_poll = float("inf")
         self._unkillable: list[RunningProcess] = []
-        self._failures = 0
-        self._generation = 0
-        self._pid = 0
+        self._failures = self._generation = self._pid = 0
         self._stopping = threading.Event()
         self._asked = threading.Event()
         self._waker: socket.socket | None = None
@@ -110,10 +100,6 @@ class NvmlDriver:
     def unkillable(self) -> int:
         """How many processes hang in the kernel, where not even SIGKILL ends them."""
         return sum(not process.ended for process in self._unkillable)
-
-    @property
-    def _skip_time(self) -> float:
-        return self._retry_after * (1 << min(max(self._rounds, self._event_hang_rounds), _MAX_ROUNDS))
 
     def start(self, observer: Observer) -> None:
         """Start to poll, in a thread of its own."""
@@ -165,9 +151,10 @@ class NvmlDriver:
             self._pause(selector, self._poll)
             return
         self._unkillable = [process for process in self._unkillable if not process.ended]
-        if not self._hangs.cards:  # which are known by their index on this very bus
+        hangs = self._hangs
+        if not hangs.cards:  # which are known by their index on this very bus
             self._bound = bound(self._sysfs)
-        settings = self._settings | {"skip": self._hangs.cards, "bound": self._bound, "events": not self._no_events}
+        settings = self._settings | {"skip": hangs.cards, "bound": self._bound, "events": not hangs.no_events}
         try:
             process = RunningProcess(settings, self._hang_after, self._log)
         except OSError as error:
@@ -202,11 +189,10 @@ class NvmlDriver:
             for number, line in self._orders.unsent():
                 if process.send(line):  # else its pipe is full: after its next frame it is tried again
                     self._orders.sent(number)
-            degraded = self._hangs.cards or self._no_events
-            if degraded and time.monotonic() > self._first_poll + self._skip_time and not self.unkillable:
+            if self._hangs and time.monotonic() > self._first_poll + self._hangs.seconds and not self.unkillable:
                 # A process that still hangs in the kernel shows that the card has not recovered.
                 process.retire("what hung is retried")
-                self._rounds += bool(self._hangs.cards)
+                self._hangs.retried()
             # The heartbeat is checked only when everything was read: the observer may have been slow.
             wait = 0.0 if ready else process.check_heartbeat()
         process.detach(selector)
@@ -227,13 +213,13 @@ class NvmlDriver:
                 return
             frame = self._hangs.shown(frame)
             if not self._hangs.cards:
-                self._rounds = 0
+                self._hangs.over()
             if snapshot.state != "running":
                 self._log.info("the driver %s shows %d cards", frame.driver_version, len(frame.cards))
             self._publisher.publish(
                 Snapshot(
                     "running",
-                    self._no_events,
+                    self._hangs.no_events,
                     driver_version=frame.driver_version,
                     cards=frame.cards,
                     telemetry=frame.telemetry,
@@ -271,7 +257,6 @@ class NvmlDriver:
         if process.planned:
             self._log.info("%s; a new driver process is started", process.exit_reason)
             self._hangs.clear()
-            self._no_events = ""
         elif process.events_hang:
             self._do_without_events(process.exit_reason, lived)
             return
@@ -285,16 +270,16 @@ class NvmlDriver:
 
     def _do_without_events(self, reason: str, lived: float) -> None:
         """Go on by polling alone, and say so."""
-        self._event_hang_rounds = self._event_hang_rounds + 1 if lived < _STABLE * self._hang_after else 0
-        self._no_events = f"no events, cards are polled every {self._poll:g} s: {reason}"
-        self._log.warning("%s", self._no_events)
+        why = f"no events, cards are polled every {self._poll:g} s: {reason}"
+        self._hangs.leave_out_events(why, again=lived < _STABLE * self._hang_after)
+        self._log.warning("%s", why)
         if self.snapshot.state == "running":
-            self._publisher.publish(replace(self.snapshot, reason=self._no_events, taken=time.monotonic()))
+            self._publisher.publish(replace(self.snapshot, reason=why, taken=time.monotonic()))
 
     def _skip_card(self, index: int, reason: str) -> None:
         """Attribute a hung call to one card, and publish that at once."""
         snapshot = self.snapshot
-        self._log.warning("%s; the card is skipped for %g s", reason, self._skip_time)
+        self._log.warning("%s; the card is skipped for %g s", reason, self._hangs.seconds)
         card = next((card for card in snapshot.cards if card.index == index), None)
         self._hangs.add(index, card, reason)
         if card is not None and snapshot.state == "running":
