@@ -1,7 +1,7 @@
 """Stage 5: what a tenant can do to have other limits than its units. It cannot fail: what is seen is written down.
 
 Owns: clients that change their environment, that are of another user, or that are two in one container.
-Refuses: to judge: docs/gpu.md says what limits are worth, and this says whether that is so.
+Refuses: to judge: docs/gpu-limits.md says what limits are worth, and this says whether that is so.
 """
 
 from collections.abc import Mapping
