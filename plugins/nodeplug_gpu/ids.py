@@ -31,6 +31,11 @@ def unit_id(key: CardKey, number: int) -> DeviceId:
     return DeviceId(f"{key}-{number}")
 
 
+def whole_of(unit: DeviceId) -> DeviceId:
+    """Return what a replica or unit is a part of: the key of its card."""
+    return DeviceId(unit.partition("-")[0])
+
+
 def replica_id(instance: Uuid, number: int) -> DeviceId:
     """Return the id of one replica of a MIG instance, numbered from 0, as NVIDIA's device plugin forms it."""
     return DeviceId(f"{instance}{_OF_INSTANCE}{number}")

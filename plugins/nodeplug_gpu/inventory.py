@@ -4,7 +4,7 @@ Owns: one immutable value, and what is listed to kubelet from it: the devices of
 Refuses: updates (the tracker makes a new one at each).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -66,16 +66,24 @@ class Inventory:
             NotFound: this node has nothing for it.
             NotReady: the driver has not answered yet; what was listed before is still valid.
         """
-        orphaned = [
-            Device(name, healthy=False, reason=self._orphan_reason(name)) for name in self.orphaned.get(resource, ())
-        ]
+        names = self.orphaned.get(resource, ())
         try:
             sharing, pool = self.advertised(entry, resource)
-            return [*sharing.devices(resource, pool), *orphaned]
+            listed = sharing.devices(resource, pool)
         except NotFound:
-            if orphaned:
-                return orphaned
-            raise
+            if not names:
+                raise
+            listed = ()
+        return [*listed, *self._orphans(entry, names, listed)] if names else listed
+
+    def _orphans(self, entry: Resource, names: Sequence[DeviceId], listed: Sequence[Device]) -> Iterator[Device]:
+        """Yield what containers hold and is no longer advertised: a part has the properties of those that are."""
+        sharing = self.sharings.get(entry.resource)
+        known = {one.part.of: one.attributes for one in listed if one.part is not None}
+        for name in names:
+            part = sharing.part(name) if sharing is not None else None
+            attributes = known.get(part.of, {}) if part is not None else {}
+            yield Device(name, healthy=False, reason=self._orphan_reason(name), attributes=attributes, part=part)
 
     def _orphan_reason(self, name: DeviceId) -> str:
         """Return why an id that a container holds is no longer advertised; its card may be healthy."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from nodeplug import Device, DeviceId, NotFound, NotReady, Part
+from nodeplug import AttributeValue, Device, DeviceId, NotFound, NotReady, Part
 from nodeplug_gpu.budget import ListedUnits
 from nodeplug_gpu.cards import Card, CardPair, MigInstance, Uuid
 from nodeplug_gpu.config import Mig, Resource, advertises_mig
@@ -41,12 +41,32 @@ class PoolMember:
         """Whether a container may get it."""
         return not self.reason
 
-    def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = (), part: Part | None = None) -> Device:
-        """Return a replica or unit of the card, as kubelet lists it."""
+    def device(
+        self,
+        name: DeviceId,
+        part: Part,
+        attributes: Mapping[str, AttributeValue],
+        numa_nodes: tuple[int, ...] = (),
+    ) -> Device:
+        """Return a replica or unit of the card, as kubelet lists it.
+
+        Args:
+            name: its id.
+            part: the same for all of them, as are:
+            attributes: of the card.
+            numa_nodes: of the card, where kubelet is to know.
+        """
         reason = "" if name in self.still_held else self.reason
-        if not reason and name in self.withheld:
-            return Device(name, healthy=False, reason=REASON, numa_nodes=numa_nodes, withheld=True, part=part)
-        return Device(name, healthy=not reason, reason=reason, numa_nodes=numa_nodes, part=part)
+        withheld = not reason and name in self.withheld
+        return Device(
+            name,
+            healthy=not (reason or withheld),
+            reason=REASON if withheld else reason,
+            numa_nodes=numa_nodes,
+            attributes=attributes,
+            part=part,
+            withheld=withheld,
+        )
 
     def reason_of(self, instance: MigInstance | None) -> str:
         """Return why a MIG instance is not allocatable: its card is not, or it alone; empty when it is."""
@@ -73,11 +93,13 @@ class Pool:
         members: one for each card.
         undivided: cards that an entry for MIG instances chooses, that are not in MIG mode, and that no entry has.
         pairs: how the node's cards are connected.
+        driver_version: of the kernel driver, as it was known last.
     """
 
     members: tuple[PoolMember, ...] = ()
     undivided: tuple[Uuid, ...] = ()
     pairs: tuple[CardPair, ...] = ()
+    driver_version: str = ""
 
     def of(self, uuid: Uuid) -> PoolMember:
         """Return the member for a card.

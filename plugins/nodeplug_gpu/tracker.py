@@ -317,7 +317,9 @@ class InventoryTracker:
                 if (one.resource, one.sharing) == (entry.resource, entry.sharing) and one.card.uuid not in listed
             ]
             listed_members = tuple(self._withheld(entry, self._fitted(entry, members)))
-            pools[entry.resource] = Pool(listed_members, assignment.undivided.get(entry.resource, ()), snapshot.pairs)
+            undivided, former = assignment.undivided.get(entry.resource, ()), self.inventory.pools.get(entry.resource)
+            version = snapshot.driver_version or (former.driver_version if former is not None else "")
+            pools[entry.resource] = Pool(listed_members, undivided, snapshot.pairs, version)
         return pools
 
     def _fitted(self, entry: Resource, members: Sequence[PoolMember]) -> Sequence[PoolMember]:

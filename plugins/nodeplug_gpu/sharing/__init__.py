@@ -7,7 +7,7 @@ Refuses: which cards there are, and their health.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, ResourceName
+from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, Part, ResourceName
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.pool import Pool
 
@@ -21,6 +21,10 @@ class Sharing(Protocol):
         Raises:
             NotFound: there is nothing of this resource on the node.
         """
+        ...
+
+    def part(self, name: DeviceId) -> Part | None:
+        """Return what an id is a share of, whether it is listed or not; None for a whole card or instance."""
         ...
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId] | None:

@@ -13,6 +13,7 @@ from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Exclusive, Mig
 from nodeplug_gpu.connected import best_connected
 from nodeplug_gpu.pool import Pool
+from nodeplug_gpu.properties import capacity, card_attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,14 @@ class ExclusiveSharing:
                 healthy=member.healthy,
                 reason=member.reason,
                 numa_nodes=numa_nodes(member.card.numa_node),
+                attributes=card_attributes(member.card, pool.driver_version),
+                capacity=capacity(member.card.memory),
             )
             for member in pool.members
         ]
+
+    def part(self, name: DeviceId) -> None:
+        """Nothing: each is whole."""
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
         """Prefer cards that are connected best, by NVLink, then by NUMA node and PCIe."""

@@ -28,11 +28,12 @@ from nodeplug_gpu import access
 from nodeplug_gpu.budget import LatelyHeld, ListedUnits, share_out
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Memory
-from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
+from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id, whole_of
 from nodeplug_gpu.mps.client import client
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.placement import single_card
 from nodeplug_gpu.pool import Pool, PoolMember
+from nodeplug_gpu.properties import MEMORY, card_attributes
 from nodeplug_gpu.sharing.replicas import check_numbers, units_by_card
 from nodeplug_gpu.sharing.told import ToldUnits
 
@@ -151,12 +152,7 @@ class MemorySharing:
         return units
 
     def _units(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
-        amount = {"memory": self.unit}
-        units = [
-            member.device(name, part=Part(DeviceId(card_key(member.card.uuid)), amount))
-            for member in pool.members
-            for name in self.unit_ids(member)
-        ]
+        units = [device for member in pool.members for device in self._units_of(member, pool.driver_version)]
         if pool.members and not units:
             if not any(member.card.memory for member in pool.members):
                 raise NotFound("; ".join(f"{member.card.uuid}: {member.reason}" for member in pool.members))
@@ -166,6 +162,17 @@ class MemorySharing:
                 f"which {self.config.reserve >> 20} MiB are reserved: choose a smaller unit or reserve"
             )
         return units
+
+    def _units_of(self, member: PoolMember, driver_version: str) -> Sequence[Device]:
+        part, attributes = (
+            self.part(unit_id(card_key(member.card.uuid), 0)),
+            card_attributes(member.card, driver_version),
+        )
+        return [member.device(name, part, attributes) for name in self.unit_ids(member)]
+
+    def part(self, name: DeviceId) -> Part:
+        """Return what an id is a share of: a card, by its key."""
+        return Part(whole_of(name), {MEMORY: self.unit})
 
     def unit_ids(self, member: PoolMember) -> Sequence[DeviceId]:
         """Return the ids of a card's units, as far as they are listed."""

@@ -7,14 +7,15 @@ Refuses: to create or destroy instances; those that do not fit the strategy are 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, NotFound, ResourceName
+from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, NotFound, Part, ResourceName
 from nodeplug_gpu import access
-from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.cards import MigInstance, Uuid
 from nodeplug_gpu.config import Mig
 from nodeplug_gpu.ids import replica_id, replica_number, whole
 from nodeplug_gpu.placement import distributed, packed
 from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.profiles import first_match
+from nodeplug_gpu.properties import REPLICAS, capacity, instance_attributes
 from nodeplug_gpu.sharing.exclusive import numa_nodes
 
 
@@ -32,19 +33,37 @@ class MigInstances:
             NotFound: no card has an instance of the resource's profiles.
         """
         found = [
-            Device(
-                name,
-                healthy=not member.reason_of(gpu.instance),
-                reason=member.reason_of(gpu.instance),
-                numa_nodes=numa_nodes(member.card.numa_node),
-            )
-            for member, gpu in _mig_devices(pool)
-            if self._advertises(resource, gpu, pool)
-            for name in self._ids(gpu)
+            device
+            for member in pool.members
+            for instance in member.card.instances
+            if self.resource_of(instance.profile, pool) == resource
+            for device in self._devices_of(member, instance, pool.driver_version)
         ]
         if not found:
             raise NotFound(f"no MIG instance for {resource}: {self._why_none(pool)}")
         return found
+
+    def _devices_of(self, member: PoolMember, instance: MigInstance, driver_version: str) -> Iterator[Device]:
+        """Yield an instance, or its replicas."""
+        reason, numa = member.reason_of(instance), numa_nodes(member.card.numa_node)
+        attributes = instance_attributes(member.card, instance, driver_version)
+        ids = self._ids(access.GpuDevice(member.card, instance))
+        part = self.part(ids[0])
+        size = capacity(instance.memory) if part is None else {}
+        for name in ids:
+            yield Device(
+                name,
+                healthy=not reason,
+                reason=reason,
+                numa_nodes=numa,
+                attributes=attributes,
+                capacity=size,
+                part=part,
+            )
+
+    def part(self, name: DeviceId) -> Part | None:
+        """Return of which instance an id is a replica; None for an instance."""
+        return None if replica_number(name) is None else Part(whole(name), {REPLICAS: 1})
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
         """Choose instances of as few cards as possible; replicas of different instances."""
@@ -114,9 +133,6 @@ class MigInstances:
         if replicas == 1:
             return [DeviceId(gpu.uuid)]
         return [replica_id(Uuid(gpu.uuid), number) for number in range(replicas)]
-
-    def _advertises(self, resource: ResourceName, gpu: access.GpuDevice, pool: Pool) -> bool:
-        return self.resource_of(_profile(gpu), pool) == resource
 
     def _why_none(self, pool: Pool) -> str:
         if not pool.members:

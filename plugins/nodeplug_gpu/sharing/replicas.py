@@ -4,18 +4,19 @@ Owns: `replicas` devices per card, and the refusal of more than one where it is 
 Refuses: limits of memory or compute; without MPS there are none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, NotFound, ResourceName
+from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, NotFound, Part, ResourceName
 from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Replicas
-from nodeplug_gpu.ids import by_card, card_key, unit_id
+from nodeplug_gpu.ids import by_card, card_key, unit_id, whole_of
 from nodeplug_gpu.mps.client import client
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.placement import distributed
-from nodeplug_gpu.pool import Pool
+from nodeplug_gpu.pool import Pool, PoolMember
+from nodeplug_gpu.properties import REPLICAS, card_attributes
 from nodeplug_gpu.sharing.exclusive import numa_nodes
 
 
@@ -29,11 +30,17 @@ class TimeSlicing:
     def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """List every replica of every card."""
         del resource
-        return [
-            member.device(unit_id(card_key(member.card.uuid), number), numa_nodes(member.card.numa_node))
-            for member in pool.members
-            for number in range(self.config.replicas)
-        ]
+        return [device for member in pool.members for device in self._replicas(member, pool.driver_version)]
+
+    def _replicas(self, member: PoolMember, driver_version: str) -> Iterator[Device]:
+        key, numa = card_key(member.card.uuid), numa_nodes(member.card.numa_node)
+        part, attributes = self.part(unit_id(key, 0)), card_attributes(member.card, driver_version)
+        for number in range(self.config.replicas):
+            yield member.device(unit_id(key, number), part, attributes, numa)
+
+    def part(self, name: DeviceId) -> Part:
+        """Return what an id is a share of: a card, by its key."""
+        return Part(whole_of(name), {REPLICAS: 1})
 
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
         """Prefer replicas of different cards."""

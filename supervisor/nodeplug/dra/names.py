@@ -20,6 +20,7 @@ RESOURCE: Final = "resource"
 """The attribute that each device has: the resource that its plugin claims, by which a class selects it."""
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_LIMIT: Final = 63
+_SUBDOMAIN: Final = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _DRIVER_LIMIT: Final = 63
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _IDENTIFIER_LIMIT: Final = 32
@@ -58,8 +59,10 @@ def device_name(name: DeviceId) -> str:
 
 
 def attribute_name(name: str) -> str:
-    """Return the name of an attribute or a capacity without a domain, which means the driver's."""
-    if _IDENTIFIER.fullmatch(name):
+    """Return the name of an attribute or a capacity; one without a domain is the driver's."""
+    domain, slash, identifier = name.rpartition("/")
+    qualified = slash and len(domain) <= _DRIVER_LIMIT and _SUBDOMAIN.fullmatch(domain)
+    if _IDENTIFIER.fullmatch(identifier if qualified else name):
         return name
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
     plain = plain if re.match(r"[A-Za-z_]", plain) else f"_{plain}"

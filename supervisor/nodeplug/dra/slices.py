@@ -127,7 +127,7 @@ def _entries(device: PoolDevice) -> tuple[Object, Object, tuple[str, ...]]:
             dropped.append(name)
     for name, value in _attributes(device):
         if len(attributes) + len(capacity) < _ENTRIES and value is not None:
-            attributes.setdefault(name if name == _NUMA else attribute_name(name), value)
+            attributes.setdefault(attribute_name(name), value)
         else:
             dropped.append(name)
     return attributes, capacity, tuple(dropped)

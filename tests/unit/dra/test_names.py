@@ -36,12 +36,14 @@ def test_an_id_that_is_a_dns_label_stays() -> None:
     assert device_name(DeviceId("card-0")) == "card-0"
 
 
-@pytest.mark.parametrize(("name", "made"), [("memory", "memory"), ("numaNode", "numaNode")])
-def test_an_attribute_that_is_an_identifier_stays(name: str, made: str) -> None:
-    assert attribute_name(name) == made
+@pytest.mark.parametrize("name", ["memory", "numaNode", "resource.kubernetes.io/pciBusID", "a.b/c_d"])
+def test_an_attribute_that_is_an_identifier_stays_with_or_without_a_domain(name: str) -> None:
+    assert attribute_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["cuda-version", "1st", "x" * 40, ""])
+@pytest.mark.parametrize(
+    "name", ["cuda-version", "1st", "x" * 40, "", "/a", "a/", "A.b/c", "a/b/c", "a..b/c", f"{'d' * 64}/c", "a.b/c-d"]
+)
 def test_an_attribute_that_is_no_identifier_becomes_one(name: str) -> None:
     assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,31}", attribute_name(name))
 
