@@ -10,11 +10,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Literal, Self
-from urllib.parse import parse_qs, urlsplit
 
-from tests.real.consumers.api_server import Object, Store, Where, kubeconfig_of
+from nodeplug.testing.acted_api.handler import ApiHandler, Listening
+from nodeplug.testing.acted_api.store import Object, Store, Where, merged
 
 Fault = Literal[
     "", "away", "silent", "busy", "broken", "conflict", "gone", "half", "mute watch", "lost answer", "absent"
@@ -43,15 +42,11 @@ class ActedApi:
         self.ended = threading.Event()
         self.watching: set[socket.socket] = set()
         handler = type("Handler", (_Handler,), {"api": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        self._listening = Listening(handler)
 
     @property
     def kubeconfig(self) -> str:
-        return kubeconfig_of(f"http://127.0.0.1:{self._server.server_address[1]}")
+        return self._listening.kubeconfig
 
     @contextmanager
     def failing(self, fault: Fault, affects: Callable[[str, Where], bool] = lambda *_: True) -> Iterator[None]:
@@ -112,9 +107,7 @@ class ActedApi:
     def close(self) -> None:
         self.ended.set()
         self.store.close()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._listening.close()
 
     def __enter__(self) -> Self:
         return self
@@ -123,15 +116,11 @@ class ActedApi:
         self.close()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(ApiHandler):
     api: ActedApi
 
     def _serve(self) -> None:
-        address = urlsplit(self.path)
-        where = Where.parse(address.path)
-        query = {key: values[-1] for key, values in parse_qs(address.query).items()}
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        (where, query), body = self.asked(), self.body()
         watches = query.get("watch") == "1"
         self.api.asked.append(f"{'WATCH' if watches else self.command} {where.resource} {where.namespace}/{where.name}")
         if self.api.fault and self.api.affects(self.command, where):
@@ -151,11 +140,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.api.ended.wait(60)
             self.close_connection = True
         elif fault == "half":
-            self._head(200, 1000)
+            self.head(200, 1000)
             self.wfile.write(b'{"kind": "Pod", "metadata": {"na')
             self.close_connection = True
         elif fault == "mute watch" and watches:
-            self._head(200, None)
+            self.head(200, None)
             self.api.ended.wait(60)
         elif fault == "mute watch" or (fault == "gone" and not watches):
             self._answer(where, query, {}, watches=watches)
@@ -172,14 +161,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command == "POST":
             self._bind(where, body)
         elif watches:
-            self._head(200, None)
+            self.head(200, None)
             self._stream(where, store.watched(where, selector, int(query.get("resourceVersion") or 0), 300))
         elif where.name:
             found = store.get(where)
-            self._send(200, found) if found is not None else self._refuse(404, "NotFound")
+            self.answer(200, found) if found is not None else self._refuse(404, "NotFound")
         else:
             page = (int(query.get(key) or 0) for key in ("continue", "limit"))
-            self._send(200, store.listed(where, selector, *page))
+            self.answer(200, store.listed(where, selector, *page))
 
     def _stream(self, where: Where, events: Iterator[Object]) -> None:
         self.api.watching.add(self.connection)
@@ -198,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif patch.get("metadata", {}).get("uid") not in {None, found["metadata"]["uid"]}:
             self._refuse(409, "Conflict")
         else:
-            self._send(200, self.api.store.put(where, merged(found, patch)))
+            self.answer(200, self.api.store.put(where, merged(found, patch)))
 
     def _bind(self, where: Where, binding: Object) -> None:
         """Bind a pod (kubernetes, pkg/registry/core/pod/storage)."""
@@ -211,39 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.api.bound.append(f"{where.name} to {binding['target']['name']}")
             self.api.store.put(where, {**found, "spec": {**found["spec"], "nodeName": binding["target"]["name"]}})
-            self._send(201, {"kind": "Status", "status": "Success", "code": 201})
+            self.answer(201, {"kind": "Status", "status": "Success", "code": 201})
 
     def _refuse(self, code: int, reason: str) -> None:
-        self._send(code, {"kind": "Status", "reason": reason, "message": f"acted out: {reason}", "code": code})
-
-    def _send(self, code: int, found: Object) -> None:
-        data = json.dumps(found).encode()
-        self._head(code, len(data))
-        self.wfile.write(data)
-
-    def _head(self, code: int, length: int | None) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        if length is None:
-            self.close_connection = True
-            self.send_header("Connection", "close")
-        else:
-            self.send_header("Content-Length", str(length))
-        self.end_headers()
-        self.wfile.flush()
-
-    def handle(self) -> None:
-        with suppress(ConnectionError):
-            super().handle()
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-def merged(found: Any, patch: Any) -> Any:
-    """Apply a merge patch (RFC 7386)."""
-    if not isinstance(patch, dict):
-        return patch
-    base = found if isinstance(found, dict) else {}
-    kept = {key: value for key, value in base.items() if key not in patch}
-    return kept | {key: merged(base.get(key), value) for key, value in patch.items() if value is not None}
+        self.refuse(code, reason, f"acted out: {reason}")

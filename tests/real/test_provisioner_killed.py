@@ -20,7 +20,6 @@ from typing import Final
 import pytest
 from tests.real.consumers import ControlPlane
 from tests.real.consumers.api_proxy import ApiProxy, Crash, Moment
-from tests.real.consumers.api_server import Where
 from tests.real.consumers.claims import CLAIMS, CORE, DRIVER, STORAGE, Cluster, provisioning
 
 from nodeplug import VolumeRoom
@@ -28,6 +27,7 @@ from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.contract.journal import Journal
 from nodeplug.fields import parse_quantity
 from nodeplug.provisioner.objects import storage_capacity
+from nodeplug.testing.acted_api.store import Where
 from nodeplug_volumes.marker import MARKER
 
 TOTAL: Final = 416

@@ -1,7 +1,8 @@
 """The stand-in of an API server: paths, selectors, strategic merge patches, and watches."""
 
 import pytest
-from tests.real.consumers.api_server import Object, Store, Where, merge, selects
+
+from nodeplug.testing.acted_api.store import Object, Store, Where, merge, selects
 
 POD = Where("v1", "pods", "default", "one")
 

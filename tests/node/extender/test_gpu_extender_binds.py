@@ -8,9 +8,9 @@ import pytest
 from tests.node.acted_api import ActedApi, Fault
 from tests.node.extender.conftest import asking
 from tests.node.extender.test_gpu_extender import MEM, gpu_node, wanting
-from tests.real.consumers.api_server import Where
 
 from nodeplug.testing import ExtenderFailure, Scheduler, ScratchNode
+from nodeplug.testing.acted_api.store import Where
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.free_memory import FreeCard, FreeMemory, PodName, encode
 

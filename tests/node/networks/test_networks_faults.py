@@ -5,9 +5,9 @@ import json
 import pytest
 from tests.node.acted_api import Fault
 from tests.node.networks.conftest import Pods, bridge
-from tests.real.consumers.api_server import Where
 
 from nodeplug.testing import CniError, Sandbox
+from nodeplug.testing.acted_api.store import Where
 from nodeplug.testing.waiting import until
 
 pytestmark = pytest.mark.node

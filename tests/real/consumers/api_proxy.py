@@ -14,8 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
-from tests.real.consumers.api_server import Where, kubeconfig_of
 from tests.real.consumers.control_plane import PORT, ControlPlane
+
+from nodeplug.testing.acted_api.store import Where, kubeconfig_of
 
 Moment = Literal["before", "after", "ahead"]
 """Of a crash: the server has not seen the request, or has done it and the answer is lost. What is `ahead` is no crash:

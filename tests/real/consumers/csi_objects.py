@@ -4,8 +4,10 @@ import json
 from functools import partial
 from typing import Any
 
-from tests.real.consumers.api_server import ApiServer, Where
+from tests.real.consumers.api_server import ApiServer
 from tests.real.consumers.lab import Lab
+
+from nodeplug.testing.acted_api.store import Where
 
 
 def announce(lab: Lab, name: str) -> None:
