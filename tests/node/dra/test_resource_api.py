@@ -1,7 +1,7 @@
 """The stand-in of an API server for DRA: what it stores, drops, refuses and tells, seen by nodeplug's own client."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,6 @@ pytestmark = pytest.mark.unprivileged
 SLICES = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice")
 CLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", namespaced=True)
 Run = Callable[[Callable[[Client], Awaitable[Any]]], Any]
-
-
-@pytest.fixture
-def api() -> Iterator[ResourceApi]:
-    with ResourceApi(NODE) as server:
-        yield server
 
 
 @pytest.fixture
