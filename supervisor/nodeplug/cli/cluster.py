@@ -42,7 +42,7 @@ def manifests(
     """
     from nodeplug.cluster.manifests import manifests as manifests_of
     from nodeplug.config import ClusterSection, load
-    from nodeplug.csi.printed import as_list, as_yaml
+    from nodeplug.kubeapi.printed import as_list, as_yaml
 
     section = load(config, root).cluster
     if section is None or not section.enabled:

@@ -93,7 +93,7 @@ def manifests(
     from nodeplug.config import read
     from nodeplug.csi.manifests import manifests as manifests_of
     from nodeplug.csi.objects import chosen
-    from nodeplug.csi.printed import as_list, as_yaml
+    from nodeplug.kubeapi.printed import as_list, as_yaml
 
     reading = read(config, root)
     drivers = chosen(drivers_in(reading), driver or ())

@@ -1,7 +1,6 @@
 """Who may publish for a node: what an administrator applies to a cluster once.
 
-Owns: a ServiceAccount, its rights, and the policy that keeps each node to itself: RBAC knows one account for all nodes,
-and the token of a pod says on which node it is (`authentication.kubernetes.io/node-name`, since Kubernetes 1.32).
+Owns: a ServiceAccount, its rights, and the policy that keeps each node to itself.
 Refuses: to apply anything, and the pod that runs the daemon.
 """
 
@@ -9,15 +8,12 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from nodeplug.cluster.event_objects import CONTROLLER
-from nodeplug.csi.printed import Manifest, named
+from nodeplug.kubeapi.printed import Manifest
 from nodeplug.kubeapi.resources import Object
+from nodeplug.kubeapi.rights import ACCOUNT, account_of_daemons, in_pods, policy, role, rule
 
-ACCOUNT: Final = "nodeplug-node"
 MAPS: Final = "kube-system"
 """Where ConfigMaps may be written: gpushare's extender looks there."""
-_RBAC: Final = "rbac.authorization.k8s.io"
-_ADMISSION: Final = "admissionregistration.k8s.io/v1"
-_NODE: Final = "request.userInfo.extra[?'authentication.kubernetes.io/node-name'][0].orValue('')"
 _OWN: Final = "(^|[.])(kubernetes|k8s)[.]io/"
 
 
@@ -28,73 +24,46 @@ def manifests(namespace: str, publish: Collection[str]) -> list[Manifest]:
         namespace: of the pods that run the daemon.
         publish: as in the configuration.
     """
-    account = named("v1", "ServiceAccount", ACCOUNT, namespace)
-    made = [Manifest(account, "Whose token the daemon on each node has: name it in the pod, as serviceAccountName.")]
+    made = [account_of_daemons(namespace)]
     made += _policy(namespace)  # before the rights that it limits
-    made += _role("ClusterRole", "", namespace, rules(publish), "All nodes; the policy leaves each its own.")
+    subject = in_pods(namespace).subject
+    made += role(ACCOUNT, subject, rules(publish), "All nodes; the policy leaves each its own.")
     if "config-maps" in publish:
         about = "ConfigMaps about nodes, in this namespace alone; the policy leaves each node its own."
-        made += _role("Role", MAPS, namespace, [_rule("", "configmaps", "get", "create", "patch")], about)
+        made += role(ACCOUNT, subject, [rule("", "configmaps", "get", "create", "patch")], about, MAPS)
     return made
 
 
 def rules(publish: Collection[str]) -> list[Object]:
     """Return the rights in the whole cluster."""
-    made = [_rule("", "nodes", "get", "patch"), _rule("", "nodes/status", "patch")]
+    made = [rule("", "nodes", "get", "patch"), rule("", "nodes/status", "patch")]
     if "events" in publish:
-        made.append(_rule("events.k8s.io", "events", "create", "patch"))
+        made.append(rule("events.k8s.io", "events", "create", "patch"))
     if "pods" in publish:
-        made.append(_rule("", "pods", "get", "patch"))
+        made.append(rule("", "pods", "get", "patch"))
     elif "events" in publish:
-        made.append(_rule("", "pods", "get"))
+        made.append(rule("", "pods", "get"))
     return made
-
-
-def _role(kind: str, where: str, home: str, allowed: list[Object], about: str) -> Iterator[Manifest]:
-    yield Manifest({**named(f"{_RBAC}/v1", kind, ACCOUNT, where), "rules": allowed}, about)
-    reference = {"apiGroup": _RBAC, "kind": kind, "name": ACCOUNT}
-    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": home}
-    binding = named(f"{_RBAC}/v1", f"{kind}Binding", ACCOUNT, where)
-    yield Manifest({**binding, "roleRef": reference, "subjects": [subject]}, "")
-
-
-def _rule(group: str, resource: str, *verbs: str) -> Object:
-    return {"apiGroups": [group], "resources": [resource], "verbs": [*verbs]}
 
 
 def _policy(namespace: str) -> Iterator[Manifest]:
     core = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"]}
     events = {"apiGroups": ["events.k8s.io"], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"]}
-    spec = {
-        "failurePolicy": "Fail",
-        "matchConstraints": {
-            "resourceRules": [
-                {**core, "resources": ["nodes", "nodes/status", "pods", "pods/*", "configmaps"]},
-                {**events, "resources": ["events"]},
-            ]
-        },
-        "matchConditions": [
-            {
-                "name": "nodeplug",
-                "expression": f"request.userInfo.username == 'system:serviceaccount:{namespace}:{ACCOUNT}'",
-            }
-        ],
-        "variables": [
-            {"name": "node", "expression": _NODE},
-            {"name": "kind", "expression": "request.resource.resource"},
-            {"name": "part", "expression": "has(request.subResource) ? request.subResource : ''"},
-            {"name": "labels", "expression": "has(object.metadata.labels) ? object.metadata.labels : {}"},
-            {"name": "before", "expression": _of_old("metadata.labels")},
-        ],
-        "validations": [{"expression": one, "message": said, "reason": "Forbidden"} for one, said in _VALIDATIONS],
+    writes = [
+        {**core, "resources": ["nodes", "nodes/status", "pods", "pods/*", "configmaps"]},
+        {**events, "resources": ["events"]},
+    ]
+    variables = {
+        "kind": "request.resource.resource",
+        "part": "has(request.subResource) ? request.subResource : ''",
+        "labels": "has(object.metadata.labels) ? object.metadata.labels : {}",
+        "before": _of_old("metadata.labels"),
     }
     about = (
         "Leaves each node its own objects, and of these what the daemon writes: no taints, no capacity, no labels of "
         "Kubernetes. A token that is bound to no pod on a node may write nothing."
     )
-    yield Manifest({**named(_ADMISSION, "ValidatingAdmissionPolicy", ACCOUNT), "spec": spec}, about)
-    bound = {"policyName": ACCOUNT, "validationActions": ["Deny"]}
-    yield Manifest({**named(_ADMISSION, "ValidatingAdmissionPolicyBinding", ACCOUNT), "spec": bound}, "")
+    return policy(ACCOUNT, in_pods(namespace), writes, variables, _VALIDATIONS, about)
 
 
 def _of_old(path: str) -> str:
@@ -112,7 +81,6 @@ def _kept(field: str) -> str:
 
 
 _VALIDATIONS: Final = (
-    ("variables.node != ''", "the token is bound to no pod on a node: this account is for the nodeplug of each node"),
     (_when("variables.kind == 'nodes'", "request.name == variables.node"), "a node writes its own Node alone"),
     (
         _when("variables.kind == 'nodes' && variables.part == ''", _kept("spec")),

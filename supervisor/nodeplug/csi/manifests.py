@@ -15,12 +15,12 @@ from typing import Final
 
 from nodeplug.csi import sidecars as standard
 from nodeplug.csi.objects import Driver
-from nodeplug.csi.printed import Manifest, named
+from nodeplug.kubeapi.printed import Manifest, named
 from nodeplug.kubeapi.resources import Object
+from nodeplug.kubeapi.rights import account, role, rule
 
 _PROVISIONER: Final = "nodeplug-provisioner"
 _SNAPSHOTTER: Final = "nodeplug-snapshotter"
-_RBAC: Final = "rbac.authorization.k8s.io"
 _SNAPSHOTS: Final = "snapshot.storage.k8s.io"
 _READ: Final = ("get", "list", "watch")
 _GIVEN: Final = frozenset({"default", "kube-system", "kube-public", "kube-node-lease"})
@@ -122,69 +122,57 @@ def _provisioner_rights(namespace: str, *, sidecars: bool) -> Iterator[Manifest]
     about = "Who creates and deletes volumes; kubelet's own rights are not enough."
     yield Manifest(named("v1", "ServiceAccount", _PROVISIONER, namespace), about)
     about = "Volumes and claims of all namespaces, and nodes."
-    yield from _role(_PROVISIONER, namespace, "", _cluster_rules(sidecars=sidecars), about)
+    yield from role(_PROVISIONER, account(_PROVISIONER, namespace), _cluster_rules(sidecars=sidecars), about)
     about = "How much room each node has, in this namespace alone."
-    yield from _role(_PROVISIONER, namespace, namespace, _own_rules(sidecars=sidecars), about)
+    yield from role(_PROVISIONER, account(_PROVISIONER, namespace), _own_rules(sidecars=sidecars), about, namespace)
 
 
 def _snapshotter_rights(namespace: str, *, lead: bool) -> Iterator[Manifest]:
     yield Manifest(named("v1", "ServiceAccount", _SNAPSHOTTER, namespace), "Who takes and deletes snapshots.")
     rules = [
-        _rule("", "events", "list", "watch", "create", "update", "patch"),
-        _rule(_SNAPSHOTS, "volumesnapshotclasses", *_READ),
-        _rule(_SNAPSHOTS, "volumesnapshotcontents", *_READ, "update", "patch"),
-        _rule(_SNAPSHOTS, "volumesnapshotcontents/status", "update", "patch"),
+        rule("", "events", "list", "watch", "create", "update", "patch"),
+        rule(_SNAPSHOTS, "volumesnapshotclasses", *_READ),
+        rule(_SNAPSHOTS, "volumesnapshotcontents", *_READ, "update", "patch"),
+        rule(_SNAPSHOTS, "volumesnapshotcontents/status", "update", "patch"),
     ]
-    yield from _role(_SNAPSHOTTER, namespace, "", rules, "What is known of a snapshot, in all namespaces.")
+    yield from role(
+        _SNAPSHOTTER, account(_SNAPSHOTTER, namespace), rules, "What is known of a snapshot, in all namespaces."
+    )
     if lead:
         about = "Which of them leads, for drivers whose volumes are on no node; in this namespace alone."
-        yield from _role(_SNAPSHOTTER, namespace, namespace, [_LEASES], about)
-
-
-def _role(account: str, home: str, where: str, rules: list[Object], about: str) -> Iterator[Manifest]:
-    """Yield a role and its binding to a ServiceAccount of a namespace; for all namespaces unless one is given."""
-    kind = "Role" if where else "ClusterRole"
-    yield Manifest({**named(f"{_RBAC}/v1", kind, account, where), "rules": rules}, about)
-    binding = named(f"{_RBAC}/v1", f"{kind}Binding", account, where)
-    reference = {"apiGroup": _RBAC, "kind": kind, "name": account}
-    subject = {"kind": "ServiceAccount", "name": account, "namespace": home}
-    yield Manifest({**binding, "roleRef": reference, "subjects": [subject]}, "")
+        yield from role(_SNAPSHOTTER, account(_SNAPSHOTTER, namespace), [_LEASES], about, namespace)
 
 
 def _cluster_rules(*, sidecars: bool) -> list[Object]:
     own = [
-        _rule("", "persistentvolumeclaims", *_READ, "patch"),
-        _rule("", "persistentvolumeclaims/status", "patch"),
-        _rule("", "persistentvolumes", *_READ, "create", "patch", "delete"),
-        _rule("", "events", "create"),
-        _rule("", "nodes", "get"),
-        _rule("storage.k8s.io", "storageclasses", "list", "watch"),
-        _rule("storage.k8s.io", "csinodes", "get"),
-        _rule(_SNAPSHOTS, "volumesnapshots", "get"),
-        _rule(_SNAPSHOTS, "volumesnapshotcontents", "get"),
+        rule("", "persistentvolumeclaims", *_READ, "patch"),
+        rule("", "persistentvolumeclaims/status", "patch"),
+        rule("", "persistentvolumes", *_READ, "create", "patch", "delete"),
+        rule("", "events", "create"),
+        rule("", "nodes", "get"),
+        rule("storage.k8s.io", "storageclasses", "list", "watch"),
+        rule("storage.k8s.io", "csinodes", "get"),
+        rule(_SNAPSHOTS, "volumesnapshots", "get"),
+        rule(_SNAPSHOTS, "volumesnapshotcontents", "get"),
     ]
     if not sidecars:
         return own
     return [
-        _rule("", "persistentvolumeclaims", "list", "watch", "update"),
-        _rule("", "persistentvolumes", *_READ, "create", "patch", "delete"),
-        _rule("", "events", "create", "patch"),
-        _rule("storage.k8s.io", "storageclasses", "list", "watch"),
-        _rule("storage.k8s.io", "volumeattributesclasses", "get"),
-        _rule(_SNAPSHOTS, "volumesnapshots", *_READ, "update"),
-        _rule(_SNAPSHOTS, "volumesnapshotcontents", "get"),
+        rule("", "persistentvolumeclaims", "list", "watch", "update"),
+        rule("", "persistentvolumes", *_READ, "create", "patch", "delete"),
+        rule("", "events", "create", "patch"),
+        rule("storage.k8s.io", "storageclasses", "list", "watch"),
+        rule("storage.k8s.io", "volumeattributesclasses", "get"),
+        rule(_SNAPSHOTS, "volumesnapshots", *_READ, "update"),
+        rule(_SNAPSHOTS, "volumesnapshotcontents", "get"),
     ]
 
 
 def _own_rules(*, sidecars: bool) -> list[Object]:
     if not sidecars:
-        return [_rule("storage.k8s.io", "csistoragecapacities", "list", "create", "patch", "delete")]
-    capacities = _rule("storage.k8s.io", "csistoragecapacities", "list", "watch", "create", "update", "delete")
-    return [capacities, _rule("", "pods", "get")]
+        return [rule("storage.k8s.io", "csistoragecapacities", "list", "create", "patch", "delete")]
+    capacities = rule("storage.k8s.io", "csistoragecapacities", "list", "watch", "create", "update", "delete")
+    return [capacities, rule("", "pods", "get")]
 
 
-def _rule(group: str, resource: str, *verbs: str) -> Object:
-    return {"apiGroups": [group], "resources": [resource], "verbs": [*verbs]}
-
-
-_LEASES: Final = _rule("coordination.k8s.io", "leases", *_READ, "create", "update", "delete")
+_LEASES: Final = rule("coordination.k8s.io", "leases", *_READ, "create", "update", "delete")

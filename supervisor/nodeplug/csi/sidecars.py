@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.csi.objects import Driver
-from nodeplug.csi.printed import Manifest, named
+from nodeplug.kubeapi.printed import Manifest, named
 from nodeplug.kubeapi.resources import Object
 
 PROVISIONER_IMAGE: Final = "registry.k8s.io/sig-storage/csi-provisioner:v6.3.0"
