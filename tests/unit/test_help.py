@@ -17,6 +17,7 @@ NAMES = [
     "plugins remove",
     "csi manifests",
     "csi status",
+    "dra manifests",
     "migrate flex-to-csi",
 ]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from nodeplug.cli import asking, authoring, cluster, csi, environments, installing, migrating, serving
+from nodeplug.cli import asking, authoring, cluster, csi, dra, environments, installing, migrating, serving
 from nodeplug.cli.group import Commands
 from nodeplug.commands import show_names_as_they_are
 
@@ -69,6 +69,7 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {
         "reload": serving.reload,
         "replace": serving.replace,
         "csi": csi.app,
+        "dra": dra.app,
         "cluster": cluster.app,
         "migrate": migrating.app,
         "install": installing.install,

@@ -217,9 +217,16 @@ class ControlPlane:
             time.sleep(0.1)
 
     def call(
-        self, method: str, path: str, body: Any = None, *, content: str = "application/json", raw: bool = False
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        content: str = "application/json",
+        raw: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Call the API and return the object that it answers, or with `raw` the text.
+        """Call the API and return the object that it answers, or with `raw` the text; `headers` may say who asks.
 
         Raises:
             PluginError: it refused.
@@ -230,8 +237,8 @@ class ControlPlane:
             connection = http.client.HTTPSConnection("127.0.0.1", PORT, timeout=10, context=trust)
             connection.connect()
         try:
-            headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content}
-            connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+            sent = {"Authorization": f"Bearer {self.token}", "Content-Type": content, **(headers or {})}
+            connection.request(method, path, json.dumps(body) if body is not None else None, sent)
             answer = connection.getresponse()
             text = answer.read().decode()
         finally:

@@ -5,7 +5,15 @@ import re
 import pytest
 
 from nodeplug.contract.values import DeviceId, ResourceName
-from nodeplug.dra.names import attribute_name, device_name, driver_name, pool_name, taint_value
+from nodeplug.dra.names import (
+    attribute_name,
+    class_name,
+    device_name,
+    driver_name,
+    pool_name,
+    resource_value,
+    taint_value,
+)
 
 
 def test_a_section_gives_the_name_of_its_driver() -> None:
@@ -19,6 +27,20 @@ def test_a_driver_has_at_most_63_characters() -> None:
 
 def test_a_pool_names_node_and_resource() -> None:
     assert pool_name("node-1", ResourceName("example.com/gpu-mem")) == "node-1/example.com/gpu-mem"
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [("example.com/gpu", "gpu.example.com"), ("nvidia.com/mig-1g.10gb", r"mig-1g-10gb-[0-9a-f]{8}\.nvidia\.com")],
+)
+def test_a_resource_gives_the_name_of_its_class(resource: str, name: str) -> None:
+    assert re.fullmatch(name, class_name(ResourceName(resource)))
+
+
+def test_a_resource_is_an_attribute_of_at_most_64_bytes_and_stays_distinct() -> None:
+    assert resource_value(ResourceName("example.com/gpu")) == "example.com/gpu"
+    long = [resource_value(ResourceName(f"{'x' * 60}.example.com/{one}")) for one in ("a", "b")]
+    assert (len(long[0]), len({*long})) == (64, 2)
 
 
 @pytest.mark.parametrize("name", ["GPU-3f2a", "a_b", "a.b", "-a", "x" * 64, "ü", "_"])
