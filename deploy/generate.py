@@ -41,6 +41,18 @@ servers = ["files.example.com"]
 servers = ["files.example.com"]
 """
 """Every bundled driver; what a cluster has to know of one does not depend on its configuration."""
+CLAIMED: Final = """
+version = 1
+[supervisor]
+drop_in_dir = ""
+[plugins.section-of-class]
+uses = "hostdev"
+serve = "dra"
+[[plugins.section-of-class.config.resources]]
+resource = "domain-of-class/name-of-class"
+groups = [{ nodes = [{ path = "/dev/null" }] }]
+"""
+"""Names in place of which the chart puts those of its values."""
 HEAD: Final = """\
 # What `helm template` makes of deploy/chart with deploy/manifests/values.yaml, for those who have no helm. Rendered by
 # `python deploy/generate.py HELM`: change the chart or the values, and not this file.
@@ -81,7 +93,18 @@ def csi_objects() -> dict[str, Any]:
 
 def cluster_objects() -> list[Any]:
     """Return what `nodeplug cluster manifests` prints, for the chart's own ServiceAccount."""
-    items = _printed("version = 1\n[cluster]\n", "cluster", "manifests", "--namespace", NAMESPACE)
+    return _for_release(_printed("version = 1\n[cluster]\n", "cluster", "manifests", "--namespace", NAMESPACE))
+
+
+def dra_objects() -> dict[str, Any]:
+    """Return what `nodeplug dra manifests` prints: the rights for the chart's ServiceAccount, and a class."""
+    items = _for_release(_printed(CLAIMED, "dra", "manifests", "--namespace", NAMESPACE))
+    (made,) = [one for one in items if one["kind"] == "DeviceClass"]
+    return {"rights": [one for one in items if one is not made], "class": made}
+
+
+def _for_release(items: list[Any]) -> list[Any]:
+    """Return objects without their ServiceAccount, and with the chart's in place of it."""
     (account,) = [one["metadata"]["name"] for one in items if one["kind"] == "ServiceAccount"]
     for one in items:
         for subject in one.get("subjects", ()):
@@ -109,7 +132,7 @@ def rendered(helm: str) -> str:
 
 
 if __name__ == "__main__":
-    objects: dict[str, Any] = {"csi": csi_objects(), "cluster": cluster_objects()}
+    objects: dict[str, Any] = {"csi": csi_objects(), "cluster": cluster_objects(), "dra": dra_objects()}
     objects |= {"networks": rights("networks.md"), "extender": rights("scheduler.md")}
     for name, found in objects.items():
         (FILES / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -55,6 +55,10 @@ def test_what_the_chart_gives_nodes_that_publish_is_what_nodeplug_prints(generat
     assert json.loads((CHART / "files" / "cluster.json").read_text()) == generator.cluster_objects()
 
 
+def test_what_the_chart_gives_those_that_serve_claims_is_what_nodeplug_prints(generator: ModuleType) -> None:
+    assert json.loads((CHART / "files" / "dra.json").read_text()) == generator.dra_objects()
+
+
 def test_what_the_chart_gives_the_extender_is_what_its_page_says(generator: ModuleType) -> None:
     assert json.loads((CHART / "files" / "extender.json").read_text()) == generator.rights("scheduler.md")
 

@@ -377,6 +377,8 @@ def test_helm_takes_the_values_for_cards(consumer: Callable[[str], Path], tmp_pa
         ("csi.drivers={nosuch.driver}", "nosuch.driver is no bundled driver"),
         ("provisioner.enabled=true", "needs a driver in csi.drivers"),
         ("kubeletDir=relative", "/kubeletDir"),
+        ("dra.taint=Sometimes", "/dra/taint"),
+        ("dra.classes[0].resource=example.com/a,dra.classes[0].section=a", "dra.classes needs dra.enabled"),
     ],
 )
 def test_helm_refuses_values_that_would_do_nothing_or_harm(

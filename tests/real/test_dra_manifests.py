@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +47,19 @@ GROUP = "nodeplug:node"
 Ask = Callable[..., Any]
 
 
-def printed(folder: Any, *options: str) -> list[dict[str, Any]]:
+CHART = Path(__file__).parents[2] / "deploy" / "chart"
+VALUES = """
+kubeletDir: /srv/kubelet
+dra:
+  enabled: true
+  order: most-free-first
+  classes:
+    - {resource: aliyun.com/gpu-mem, section: gpu}
+    - {resource: example.com/fuse, section: hostdev, extended: true}
+"""
+
+
+def printed(folder: Path, *options: str) -> list[dict[str, Any]]:
     path = folder / "nodeplug.toml"
     path.write_text(CONFIGURATION)
     command = [sys.executable, "-m", "nodeplug", "dra", "manifests", "--config", str(path), *options]
@@ -252,3 +266,44 @@ def test_a_pod_asks_for_whole_devices_by_their_resource(applied: ControlPlane) -
     applied.schedule(pod("plain", tolerations=[{"operator": "Exists"}], container=limits))
     assert placed(applied, "plain") == "node-a"
     applied.call("DELETE", f"{SLICES}/{made['metadata']['name']}")
+
+
+def rendered(helm: Path, folder: Path, values: str = VALUES) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what the chart makes of values, by kind and name."""
+    file = folder / "values.yaml"
+    file.write_text(values)
+    command = [helm, "template", "chart", CHART, "--namespace", "kube-system", "--values", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
+
+
+def test_the_chart_has_the_same_rights_and_classes(
+    applied: ControlPlane, consumer: Callable[[str], Path], tmp_path: Path
+) -> None:
+    chart = rendered(consumer("helm") / "helm", tmp_path)
+    for one in printed(tmp_path, "--extended-resource", FUSE):
+        kind, name = one["kind"], one["metadata"]["name"]
+        if kind == "DeviceClass" and name != "gpu-count.aliyun.com":
+            assert chart[kind, name]["spec"] == one["spec"]
+        elif name == "nodeplug-dra":
+            made = chart[kind, "chart-dra"]
+            applied.call("POST", f"{PLACES[kind]}?fieldValidation=Strict&dryRun=All", made)
+            assert made.get("rules") == one.get("rules")
+    policy = chart["ValidatingAdmissionPolicy", "chart-dra"]["spec"]
+    assert policy["matchConditions"][0]["expression"].endswith("'system:serviceaccount:kube-system:chart'")
+    assert [one["name"] for one in chart["ClusterRoleBinding", "chart-dra"]["subjects"]] == ["chart"]
+
+
+def test_the_pod_of_the_chart_has_the_folders_of_kubelets_plugins_and_of_the_runtime(
+    consumer: Callable[[str], Path], tmp_path: Path
+) -> None:
+    helm = consumer("helm") / "helm"
+    for folders in ("[]", "[/var/run/cdi]"):  # which may be among those of the values
+        chart = rendered(helm, tmp_path, f"{VALUES}folders: {folders}\n")
+        pods = chart["DaemonSet", "chart"]["spec"]["template"]["spec"]
+        inside = [one["mountPath"] for one in pods["containers"][0]["volumeMounts"]]
+        assert (inside.count("/var/run/cdi"), inside.count("/srv/kubelet")) == (1, 1)
+        on_node = [one["hostPath"]["path"] for one in pods["volumes"] if "hostPath" in one]
+        assert (on_node.count("/var/run/cdi"), on_node.count("/srv/kubelet")) == (1, 1)
+    main = tomllib.loads(chart["ConfigMap", "chart"]["data"]["nodeplug.toml"])
+    assert main["dra"] == {"taint": "NoSchedule", "order": "most-free-first"}

@@ -38,6 +38,12 @@ namespace = {{ .Release.Namespace | quote }}
 
 [cluster]
 {{- end }}
+{{- if .Values.dra.enabled }}
+
+[dra]
+taint = {{ .Values.dra.taint | quote }}
+order = {{ .Values.dra.order | quote }}
+{{- end }}
 {{- if .Values.networks.enabled }}
 
 [networks]
@@ -62,6 +68,9 @@ namespace = {{ .Release.Namespace | quote }}
 - {name: cni-state, mountPath: /var/lib/cni}
 - {name: netns, mountPath: /run/netns, mountPropagation: {{ ternary "HostToContainer" "None" .Values.privileged }}}
 - {name: dev, mountPath: /dev}
+{{- if include "nodeplug.cdi" . }}
+- {name: cdi, mountPath: /var/run/cdi}
+{{- end }}
 {{- if .Values.privileged }}
 - {name: cgroup, mountPath: /sys/fs/cgroup}
 {{- if .Values.nodeRoot }}
@@ -71,6 +80,11 @@ namespace = {{ .Release.Namespace | quote }}
 - {name: folder-{{ $number }}, mountPath: {{ $path }}, mountPropagation: Bidirectional}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- /* Not empty if the folder of CDI specs is to be mounted, and is not among `folders` already. */ -}}
+{{- define "nodeplug.cdi" -}}
+{{- if and .Values.dra.enabled (not (and .Values.privileged (has "/var/run/cdi" .Values.folders))) }}yes{{ end }}
 {{- end -}}
 
 {{- define "nodeplug.security" -}}

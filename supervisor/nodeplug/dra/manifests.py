@@ -121,7 +121,7 @@ _VALIDATIONS: Final = (
         "a node writes ResourceSlices alone whose pool is called by the node, NODE/RESOURCE",
     ),
 )
-"""What has to hold, and what is said where it does not. Slices of one pool count together, by the highest generation."""
+"""What has to hold, and what is said where it does not. Slices of one pool count together, by the newest generation."""
 
 
 def _selector(driver: str, resource: str) -> str:
