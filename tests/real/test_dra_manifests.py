@@ -1,5 +1,9 @@
-"""What `nodeplug dra manifests` prints, in a real cluster: a node may write its own slices, and claims find devices."""
+"""What `nodeplug dra manifests` prints, in a real cluster: a node may write its own slices, and claims find devices.
 
+The configuration of the cards, the claims and the pods are those of docs/dra.md.
+"""
+
+import re
 import subprocess
 import sys
 import time
@@ -17,14 +21,10 @@ from nodeplug import PluginError
 from nodeplug.contract.values import ResourceName
 from nodeplug.dra.names import driver_name, pool_name
 
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "dra.md").read_text(encoding="utf-8")
 CARDS, FUSE = "aliyun.com/gpu-mem", "example.com/fuse"
-CONFIGURATION = """
-version = 1
-[plugins.gpu]
-serve = "dra"
-node_selector = { gpu = "true" }
-[[plugins.gpu.config.resources]]
-sharing = "memory"
+HOSTDEV = """
 [plugins.hostdev]
 serve = "dra"
 [[plugins.hostdev.config.resources]]
@@ -47,7 +47,7 @@ GROUP = "nodeplug:node"
 Ask = Callable[..., Any]
 
 
-CHART = Path(__file__).parents[2] / "deploy" / "chart"
+CHART = ROOT / "deploy" / "chart"
 VALUES = """
 kubeletDir: /srv/kubelet
 dra:
@@ -59,9 +59,20 @@ dra:
 """
 
 
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+
+
+def documented(kind: str, name: str) -> dict[str, Any]:
+    """Return an object of the page."""
+    (found,) = [one for text in blocks("yaml") if (one := yaml.safe_load(text))["metadata"]["name"] == name]
+    assert found["kind"] == kind
+    return dict(found)
+
+
 def printed(folder: Path, *options: str) -> list[dict[str, Any]]:
     path = folder / "nodeplug.toml"
-    path.write_text(CONFIGURATION)
+    path.write_text(blocks("toml")[0] + HOSTDEV)
     command = [sys.executable, "-m", "nodeplug", "dra", "manifests", "--config", str(path), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -237,23 +248,33 @@ def placed(cluster: ControlPlane, name: str) -> str:
     return node
 
 
+def run(cluster: ControlPlane, made: dict[str, Any]) -> None:
+    """Create a pod; the nodes here have no kubelet, and so a taint after a while."""
+    cluster.schedule({**made, "spec": {**made["spec"], "tolerations": [{"operator": "Exists"}]}})
+
+
+def test_the_class_of_the_page_is_the_one_that_is_printed(tmp_path: Path) -> None:
+    assert documented("DeviceClass", "gpu-mem.aliyun.com") in printed(tmp_path)
+
+
+def test_slices_are_listed_with_the_columns_of_the_page(
+    applied: ControlPlane, asked: dict[str, dict[str, str]]
+) -> None:
+    (shown,) = [text for text in blocks("text") if text.startswith("NAME ")]
+    table = {**asked["pod"], "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+    columns = applied.call("GET", SLICES, headers=table)["columnDefinitions"]
+    assert shown.splitlines()[0].split() == [one["name"].upper() for one in columns if one["priority"] == 0]
+
+
 def test_a_claim_of_a_class_gets_a_device_of_its_resource(applied: ControlPlane) -> None:
     # One that does not say of which resource it is comes first, and another driver's: neither is chosen, nor an error.
     devices = [card("a-nameless", ""), card("b-other", "example.com/other"), card("c-right")]
     made = applied.call("POST", SLICES, piece("node-b", "gpu", CARDS, *devices))
     assert made["spec"]["devices"][2]["allowMultipleAllocations"], "this API server cannot share"
     applied.call("POST", SLICES, piece("node-b", "hostdev", FUSE, {"name": "fuse-0", "attributes": {}}))
-    some = {"deviceClassName": "gpu-mem.aliyun.com", "capacity": {"requests": {"memory": "5Gi"}}}
-    spec = {"spec": {"devices": {"requests": [{"name": "card", "exactly": some}]}}}
-    applied.call("POST", TEMPLATES, {"metadata": {"name": "some"}, "spec": spec})
-    wanted = pod(
-        "user",
-        tolerations=[{"operator": "Exists"}],
-        resourceClaims=[{"name": "card", "resourceClaimTemplateName": "some"}],
-        container={"resources": {"claims": [{"name": "card"}]}},
-    )
-    applied.schedule(wanted)
-    assert placed(applied, "user") == "node-b"
+    applied.call("POST", f"{TEMPLATES}?fieldValidation=Strict", documented("ResourceClaimTemplate", "some-of-a-card"))
+    run(applied, documented("Pod", "trainer"))
+    assert placed(applied, "trainer") == "node-b"
     (claim,) = applied.call("GET", CLAIMS)["items"]
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert (result["device"], result["consumedCapacity"]) == ("c-right", {"memory": "5Gi"})
@@ -262,9 +283,8 @@ def test_a_claim_of_a_class_gets_a_device_of_its_resource(applied: ControlPlane)
 def test_a_pod_asks_for_whole_devices_by_their_resource(applied: ControlPlane) -> None:
     fuse = {"name": "fuse-0", "attributes": {"resource": {"string": FUSE}}}
     made = applied.call("POST", SLICES, piece("node-a", "hostdev", FUSE, fuse))
-    limits = {"resources": {"limits": {FUSE: "1"}}}
-    applied.schedule(pod("plain", tolerations=[{"operator": "Exists"}], container=limits))
-    assert placed(applied, "plain") == "node-a"
+    run(applied, documented("Pod", "mounter"))
+    assert placed(applied, "mounter") == "node-a"
     applied.call("DELETE", f"{SLICES}/{made['metadata']['name']}")
 
 
@@ -272,7 +292,7 @@ def rendered(helm: Path, folder: Path, values: str = VALUES) -> dict[tuple[str, 
     """Return what the chart makes of values, by kind and name."""
     file = folder / "values.yaml"
     file.write_text(values)
-    command = [helm, "template", "chart", CHART, "--namespace", "kube-system", "--values", file]
+    command = [str(helm), "template", "chart", str(CHART), "--namespace", "kube-system", "--values", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
 
