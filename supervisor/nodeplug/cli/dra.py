@@ -123,4 +123,4 @@ def _resources(reading: "Reading", name: str) -> list[str]:
     )
     if examined.problems:
         raise ConfigError(examined.problems)
-    return [claim.name for claim, _ in examined.registry.claimed(DeviceClaim)]
+    return [claim.name for claim, _ in examined.registry.claimed(DeviceClaim) if not claim.counted]

@@ -70,6 +70,12 @@ def test_without_such_a_section_it_says_what_to_do(node: Any) -> None:
     assert 'serve = "dra"' in done.stderr
 
 
+def test_a_resource_that_is_only_counted_has_no_class(node: Any) -> None:
+    cards = 'simulated = [{ memory = "8GiB" }]\n[[plugins.gpu.config.resources]]\nsharing = "memory"'
+    node.configure(f'[plugins.gpu]\nserve = "dra"\n[plugins.gpu.config]\ndriver = "simulated"\n{cards}\n')
+    assert [*classes(node)] == ["gpu-mem.aliyun.com"]
+
+
 def test_json_is_a_list_of_the_same_objects(node: Any) -> None:
     answer = node.json("dra manifests", "--users-of", "nodeplug:node")
     assert answer["kind"] == "List"
