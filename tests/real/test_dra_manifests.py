@@ -3,12 +3,13 @@
 The configuration of the cards, the claims and the pods are those of docs/dra.md.
 """
 
+import asyncio
 import re
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,20 @@ import yaml
 from tests.real.consumers import ControlPlane
 from tests.real.consumers.control_plane import KUBELETS
 
-from nodeplug import PluginError
+from nodeplug import Device, DeviceId, Part, PluginError
+from nodeplug.config import load
 from nodeplug.contract.values import ResourceName
 from nodeplug.dra.names import driver_name, pool_name
+from nodeplug.dra.pools import pool_of
+from nodeplug.dra.publication import Publication
+from nodeplug.kubeapi.access import Access, Material
+from nodeplug.kubeapi.client import Client
+from nodeplug.kubeapi.credentials import Credentials
+from nodeplug.testing.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "dra.md").read_text(encoding="utf-8")
-CARDS, FUSE = "aliyun.com/gpu-mem", "example.com/fuse"
+DRIVER, CARDS, FUSE = driver_name("gpu"), "aliyun.com/gpu-mem", "example.com/fuse"
 HOSTDEV = """
 [plugins.hostdev]
 serve = "dra"
@@ -186,6 +194,39 @@ def test_a_daemon_writes_replaces_and_removes_slices_of_its_node(
     assert applied.call("GET", SLICES)["items"] == []
 
 
+def test_a_daemon_publishes_with_these_rights_and_takes_it_back(
+    applied: ControlPlane, asked: dict[str, dict[str, str]]
+) -> None:
+    parts = tuple(Device(DeviceId(f"c-{at}"), part=Part(DeviceId("c"), {"memory": 1 << 30})) for at in range(8))
+    pool = pool_of("node-a", ResourceName(CARDS), parts)
+    ill = pool_of("node-a", ResourceName(CARDS), [replace(one, healthy=False, reason="lost") for one in parts])
+    wanted = {DRIVER: {pool.name: pool}}
+    publication = Publication("node-a", "NoSchedule", lambda: wanted)
+    token = asked["pod"]["Authorization"].removeprefix("Bearer ")
+    access = Access(applied.server, authority=Material(file=applied.authority), token=token, source="a pod")
+
+    def stored() -> list[dict[str, Any]]:
+        found = applied.call("GET", f"{SLICES}?fieldSelector=spec.nodeName=node-a")["items"]
+        return [device for one in found for device in one["spec"]["devices"]]
+
+    async def go() -> None:
+        async with Client(Credentials(access)) as client:
+            running = asyncio.create_task(publication.run(client))
+            for pools, holds in (
+                (wanted[DRIVER], lambda: [one.get("taints", []) for one in stored()] == [[]]),
+                ({ill.name: ill}, lambda: [one["taints"][0]["key"] for one in stored()] == ["nodeplug.io/unhealthy"]),
+                ({}, lambda: stored() == []),
+            ):
+                wanted[DRIVER] = pools
+                publication.news.set()
+                await asyncio.to_thread(until, holds, found=lambda: publication.trouble or str(stored()))
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    with applied.node.netns.entered():
+        asyncio.run(go())
+
+
 @pytest.mark.parametrize("kind", ["pod", "user"])
 @pytest.mark.parametrize(
     ("made", "told"),
@@ -325,5 +366,8 @@ def test_the_pod_of_the_chart_has_the_folders_of_kubelets_plugins_and_of_the_run
         assert (inside.count("/var/run/cdi"), inside.count("/srv/kubelet")) == (1, 1)
         on_node = [one["hostPath"]["path"] for one in pods["volumes"] if "hostPath" in one]
         assert (on_node.count("/var/run/cdi"), on_node.count("/srv/kubelet")) == (1, 1)
-    main = tomllib.loads(chart["ConfigMap", "chart"]["data"]["nodeplug.toml"])
-    assert main["dra"] == {"taint": "NoSchedule", "order": "most-free-first"}
+    main = tmp_path / "nodeplug.toml"
+    main.write_text(chart["ConfigMap", "chart"]["data"]["nodeplug.toml"])
+    section = load(main).dra
+    assert section is not None
+    assert (section.taint, section.order) == ("NoSchedule", "most-free-first")

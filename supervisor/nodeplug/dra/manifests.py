@@ -69,7 +69,7 @@ def manifests(classes: Iterable[Class], namespace: str, group: str = "") -> list
 
 def rules() -> list[dict[str, list[str]]]:
     """Return the rights in the whole cluster."""
-    slices = ("get", "list", "watch", "create", "update", "patch", "delete")
+    slices = ("list", "watch", "create", "update", "delete")
     return [_rule(NODES, "get"), _rule(RESOURCE_CLAIMS, "get"), _rule(RESOURCE_SLICES, *slices)]
 
 
