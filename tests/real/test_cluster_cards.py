@@ -1,6 +1,7 @@
 """From nothing to a pod with a part of a card: the values and the pod of the page, with a scheduler of the chart's own.
 
-The cards are simulated; kube-scheduler runs in a pod of the chart, and asks the extender beside it.
+The cards are simulated; kube-scheduler runs in a pod of the chart, and asks the extender beside it. At the end the same
+node serves them by claims, which the cluster's own scheduler allocates.
 """
 
 import io
@@ -20,6 +21,7 @@ from tests.real.consumers.cluster import FOLDERS, NAMESPACE, Cluster, open_clust
 from tests.real.consumers.containerd import BUSYBOX, write_archive
 from tests.real.consumers.control_plane import PORT
 from tests.real.test_cluster import CHART, documented
+from tests.real.test_dra_manifests import documented as by_claims
 
 from nodeplug import PluginError
 from nodeplug.testing import folders
@@ -71,19 +73,27 @@ def cluster(make_private_node: Callable[..., PrivateNode], consumer: Callable[[s
         folders.remove(folder)
 
 
-@pytest.fixture(scope="module")
-def installed(cluster: Cluster) -> Cluster:
-    """The page's values for cards, with its network, cards that are simulated, and the scheduler's image."""
-    given = next(one for one in documented() if "extender" in one)
+def values_of(cluster: Cluster) -> dict[str, Any]:
+    """Return the page's values for cards, with its network, cards that are simulated, and the scheduler's image."""
+    given: dict[str, Any] = next(one for one in documented() if "extender" in one)
     given["plugins"]["gpu"] = given["plugins"]["gpu"].replace('driver_root = "/node/root"', CARDS)
     given["plugins"]["network"] = documented()[0]["plugins"]["network"]
     given["network"] = {"cniVersion": "1.1.0", **documented()[0]["network"]}
     given["extender"]["scheduler"]["image"] = SCHEDULER
     del given["nodeRoot"], given["folders"]
+    return given
+
+
+def install(cluster: Cluster, given: dict[str, Any]) -> None:
     values = cluster.folder / "cards.yaml"
     values.write_text(yaml.safe_dump(given))
+    cluster.install(CHART, f"apiServer.host={SERVICE}", "apiServer.port=443", values=[values])
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster) -> Cluster:
     try:
-        cluster.install(CHART, f"apiServer.host={SERVICE}", "apiServer.port=443", values=[values])
+        install(cluster, values_of(cluster))
         cluster.wait_for("the scheduler", lambda: ready(cluster))
     except PluginError as error:
         raise AssertionError(f"{error}\n{said(cluster)}") from error
@@ -150,3 +160,28 @@ def test_the_extender_of_the_chart_has_the_rights_that_it_needs_and_runs_as_nobo
     assert status["extender"]["cluster"]["nodes"] == 1
     assert "uid=65534" in execute(known, "id")
     assert container["restartCount"] == 0
+
+
+def test_the_same_node_serves_its_cards_by_claims_as_the_page_of_claims_says(installed: Cluster) -> None:
+    for name in installed.api.scheduled():
+        installed.api.delete(name)
+    installed.wait_for("the end of all pods", lambda: not installed.api.scheduled())
+    given = values_of(installed)
+    given["plugins"]["gpu"] = f'[plugins.gpu]\nserve = "dra"\n{given["plugins"]["gpu"]}'
+    given["dra"] = {"enabled": True, "classes": [{"resource": MEM, "section": "gpu"}]}
+    install(installed, given)
+    devices = "/apis/resource.k8s.io/v1"
+    installed.wait_for("slices", lambda: installed.api.call("GET", f"{devices}/resourceslices")["items"])
+    template = by_claims("ResourceClaimTemplate", "some-of-a-card")
+    installed.api.call("POST", f"{devices}/namespaces/default/resourceclaimtemplates", template)
+    pod = by_claims("Pod", "trainer")
+    (container,) = pod["spec"]["containers"]
+    container |= {"image": BUSYBOX, "command": ["/bin/sleep", "1000000"]}
+    installed.api.schedule(pod)
+    running(installed, "trainer")
+    seen = installed.kubelet.execute("trainer", "/bin/env")
+    assert re.search(r"^NODEPLUG_GPU_MEMORY_BYTES=5368709120$", seen, re.MULTILINE), seen
+    (driver,) = json.loads(installed.nodeplug("status", "--json"))["dra"]
+    assert (driver["driver"], driver["registered"], driver["problem"]) == ("gpu.nodeplug.io", True, "")
+    installed.api.delete("trainer")
+    installed.wait_for("its end", lambda: not installed.api.scheduled())
