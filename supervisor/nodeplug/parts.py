@@ -193,6 +193,7 @@ class Parts:
             self.node,
             Journal(self.paths.journal / CLAIMS, self.boot_id, self.disk.removals),
             self._held,
+            self.podresources,
             self._freed,
         )
 

@@ -173,6 +173,7 @@ class PodResources:
     present: Holdings = field(default_factory=dict)
     error: str = ""
     _seen: Holdings = field(default_factory=dict)
+    _begun: float = -math.inf
     _missing_since: dict[DeviceReleased, float] = field(default_factory=dict)
     _kubelet: tuple[int, ...] | None = None
     _restarted: float = -math.inf
@@ -206,6 +207,10 @@ class PodResources:
         """Return who holds what: a kubelet that just started knows fewer holders than there are."""
         unsure = bool(self.error) or not self._answered or self._unsynced
         return joined(joined(self.present, self._seen) if unsure else self.present, self._beyond)
+
+    def unknown_since(self, moment: float) -> str:
+        """Return why it is not known who holds devices since a moment of the monotonic clock; empty if it is."""
+        return "" if self._begun >= moment else self.error or "kubelet has not been asked since"
 
     def holdings(self, resource: ResourceName) -> Sequence[Holding]:
         """Return who holds devices of a resource, as of the last answer; NotReady without one. Safe in any thread."""
@@ -261,6 +266,7 @@ class PodResources:
         """Ask once, remember, and tell plugins what was released. Without a resource there is nothing to ask."""
         if not self.routes() and not self._seen:
             return
+        begun = time.monotonic()
         try:
             answer = await ask(self.socket)
         except TryAgain as error:
@@ -273,7 +279,7 @@ class PodResources:
             self._beyond = self._unlisted.take(kubelet.ledger, answer.holdings, kubelet.alive)
         self._unsynced = not answer.pods or time.monotonic() - self._restarted < self.unsynced_grace
         self.present = answer.holdings
-        self._answered, self.error = True, ""
+        self._answered, self.error, self._begun = True, "", begun
         served = {route.claim.name: route for route in self.routes()}
         wanted = {key: ids for key, ids in answer.holdings.items() if key[0] in served}
         await self._remember(joined(self._seen, wanted))

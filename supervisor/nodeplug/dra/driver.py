@@ -9,9 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
-from nodeplug.contract.errors import PluginError
+from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.contract.values import Device, DeviceId, ResourceName
 from nodeplug.dra import names, server
 from nodeplug.dra.listing import Listing
@@ -24,9 +24,23 @@ from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
 Order = Literal["listed", "most-free-first"]
+_LAST_ALLOCATE: Final = 2.0
+"""Seconds that an Allocate may take that had begun when the section moved, until kubelet tells of it."""
+_PATIENCE: Final = 15.0
+_TURN: Final = 0.1
 _PRESTART: Final = "device_prestart"
 _RESTORE: Final = 10.0
 """Seconds between two looks at the CDI specs of prepared claims: a lost one fails every start of its containers."""
+
+
+class WhoHolds(Protocol):
+    """What is asked of who knows the containers that hold devices by kubelet's device plugins."""
+
+    def soon(self) -> None:
+        """Have kubelet asked soon."""
+
+    def unknown_since(self, moment: float) -> str:
+        """Return why it is not known who holds devices since a moment of the monotonic clock; empty if it is."""
 
 
 @dataclass(slots=True)
@@ -44,6 +58,7 @@ class Driver:
         poll: seconds between two listings.
         order: of devices, see `pools`.
         changed: is called when pools may have changed.
+        who_holds: who knows what containers hold by kubelet's device plugins.
         known: the section's plugin has been loaded, and its claims are known.
         problem: why the specs of claims are not what they should be; empty if they are.
     """
@@ -58,6 +73,7 @@ class Driver:
     poll: float
     order: Order
     changed: Callable[[], None]
+    who_holds: WhoHolds
     known: bool = False
     problem: str = ""
     _listings: dict[ResourceName, tuple[Listing, asyncio.Task[None]]] = field(default_factory=dict)
@@ -165,6 +181,20 @@ class Driver:
             return None
         pools = self.by_name()
         return {name: pools.get(name) for name in (names.pool_name(self.node, one) for one in self._listings)}
+
+    async def settled(self, resource: ResourceName) -> None:
+        """Wait until it is known what containers hold that got it before claims could: the section may have moved.
+
+        Raises:
+            NotReady: kubelet does not say so.
+        """
+        begun = time.monotonic()
+        since = self._listings[resource][0].since + _LAST_ALLOCATE
+        while why := self.who_holds.unknown_since(since):
+            if time.monotonic() > begun + _PATIENCE:
+                raise NotReady(f"what containers hold of {resource} by kubelet's device plugins is not known: {why}")
+            self.who_holds.soon()
+            await asyncio.sleep(_TURN)
 
     # --- at every turn
 

@@ -19,7 +19,7 @@ from nodeplug.contract.journal import Journal
 from nodeplug.contract.values import DeviceId, Holding, ResourceName
 from nodeplug.dra import cdi, names, server
 from nodeplug.dra.claims import ClaimReference
-from nodeplug.dra.driver import Driver
+from nodeplug.dra.driver import Driver, WhoHolds
 from nodeplug.dra.ledger import Ledger
 from nodeplug.dra.preparation import Preparation
 from nodeplug.dra.publication import Publication
@@ -60,6 +60,7 @@ class Drivers:
         poll: seconds between two listings of a resource.
         journal: has the records of claims.
         elsewhere: the ids of a resource that containers hold which kubelet's device plugins got.
+        who_holds: knows them.
         freed: is called when a claim has given ids of a resource back.
     """
 
@@ -75,13 +76,16 @@ class Drivers:
         poll: float,
         journal: Journal,
         elsewhere: "Callable[[ResourceName], Collection[DeviceId]]",
+        who_holds: WhoHolds,
         freed: "Callable[[ResourceName], None]",
     ) -> None:
         self.ledger = Ledger()
         self._registry, self._runner, self._paths, self._node = registry, runner, paths, node
         self._section, self._kubeconfig, self._cdi, self._poll = section, kubeconfig, cdi_dir, poll
         self._journal, self._elsewhere, self._freed = journal, elsewhere, freed
+        self._who_holds = who_holds
         self._drivers: dict[str, Driver] = {}
+        self._expected: set[str] = set()
         self._front = Front(runner, repeated=_REPEATED)
         self._lane = Lane("kubelet's folders of DRA sockets")
         self._client: Client | None = None
@@ -110,6 +114,7 @@ class Drivers:
 
     def expect(self, section: str) -> None:
         """Have a driver for a section whose plugin is about to be loaded; its slices stay as they are until then."""
+        self._expected.add(section)
         self._driver(section)
 
     def hold(self, plugin: str) -> None:
@@ -142,6 +147,7 @@ class Drivers:
             pools=partial(self._pools, section),
             claim=self._claim,
             elsewhere=self._elsewhere,
+            settled=partial(self._settled, section),
             freed=self._freed,
             ended=partial(self._release, section),
             registry=self._registry,
@@ -159,10 +165,23 @@ class Drivers:
         served = Served(name, kubelet / "plugins", self._paths.plugins_registry, self._lane, services)
         changed = self.publication.news.set
         self._drivers[section] = Driver(
-            section, name, self._node, preparation, served, news, self._runner, self._poll, self._section.order, changed
+            section=section,
+            name=name,
+            node=self._node,
+            preparation=preparation,
+            served=served,
+            news=news,
+            runner=self._runner,
+            poll=self._poll,
+            order=self._section.order,
+            changed=changed,
+            who_holds=self._who_holds,
         )
         LOG.info("section %s serves its devices by the DRA driver %s", section, name)
         return self._drivers[section]
+
+    async def _settled(self, section: str, resource: ResourceName) -> None:
+        await self._drivers[section].settled(resource)
 
     def _release(self, section: str) -> None:
         self._drivers[section].release()
@@ -185,9 +204,7 @@ class Drivers:
         if self._ended:
             return
         for section, driver in list(self._drivers.items()):
-            slot = self._registry.slots.get(section)
-            wanted = slot is not None and slot.instance.section.serve == "dra"
-            if not wanted and driver.known and not self.ledger.of(section):
+            if not self._serves(section) and not self.ledger.of(section):
                 del self._drivers[section]
                 await driver.end()
                 LOG.info("the DRA driver %s is withdrawn: no section has it, and no claim", driver.name)
@@ -218,7 +235,12 @@ class Drivers:
             await asyncio.sleep(_AGAIN)
 
     def _wanted(self) -> Mapping[str, Mapping[str, Any] | None]:
-        return {driver.name: driver.wanted for driver in self._drivers.values()}
+        return {one.name: one.wanted if self._serves(section) else {} for section, one in self._drivers.items()}
+
+    def _serves(self, section: str) -> bool:
+        """Whether a section serves claims, or did so when the daemon started and has not been loaded yet."""
+        slot = self._registry.slots.get(section)
+        return section in self._expected if slot is None else slot.instance.section.serve == "dra"
 
     async def end(self) -> None:
         """Stop serving: slices and claims stay for the next daemon."""

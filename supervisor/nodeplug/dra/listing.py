@@ -6,6 +6,7 @@ Refuses: what becomes of a list (`pools`, `slices`), and the front of kubelet's 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ class Listing:
         held: an exchange of the plugin is under way: nothing is asked of it.
         trouble: why the list could not be had lately; empty if it could.
         absent: why there is nothing to offer on this node, which is no fault.
+        since: when it began, of the monotonic clock.
     """
 
     route: Route
@@ -46,6 +48,7 @@ class Listing:
     held: bool = False
     trouble: str = ""
     absent: str = ""
+    since: float = field(default_factory=time.monotonic)
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
     _failures: int = 0
 

@@ -44,6 +44,7 @@ class Preparation:
         pools: those that are listed, by name.
         claim: gets a claim from the API server.
         elsewhere: the ids of a resource that containers hold which kubelet's device plugins got.
+        settled: waits until it is known what these are since claims may have the resource; raises NotReady.
         freed: is called when a claim has given ids of a resource back.
         ended: is called when there is an end of which the plugin has to hear, see `release`.
         ledger: of the node.
@@ -56,6 +57,7 @@ class Preparation:
     pools: Callable[[], Mapping[str, Pool]]
     claim: Callable[[ClaimReference], Awaitable[Object]]
     elsewhere: Callable[[ResourceName], Collection[DeviceId]]
+    settled: Callable[[ResourceName], Awaitable[None]]
     freed: Callable[[ResourceName], None]
     ended: Callable[[], None]
     registry: Registry
@@ -137,6 +139,9 @@ class Preparation:
             record = None
         if record is not None:
             return record
+        pools = self.pools()
+        for resource in {pools[share.pool].resource for share in allocation.shares if share.pool in pools}:
+            await self.settled(resource)
         reference = ClaimReference(allocation.uid, allocation.namespace, allocation.name)
         record = ClaimRecord(reference, self.section, "preparing", tuple(self._chosen(allocation)))
         self.ledger.note(record)  # at once: another claim chooses while this one is being written

@@ -28,8 +28,8 @@ from nodeplug.kubeapi.watch import Pauses
 LOG: Final = logging.getLogger(__name__)
 _SETTLE: Final = 0.05
 """Seconds that changes get to come together."""
-_BEHIND: Final = 0.2
-"""Seconds that the watch gets to tell of a change that was met before."""
+_BEHIND: Final = 0.1
+"""Seconds that the watch gets to tell of a change that was met before; twice as many after each try."""
 _UNSHARED: Final = 60.0
 """Seconds between two tries in a cluster that cannot share: somebody may change that."""
 _TRIAL: Final = "trial-"
@@ -59,22 +59,24 @@ class Publication:
     _taints: bool = True
     _uid: str = ""
     _warned: set[str] = field(default_factory=set)
+    _followed: Followed | None = None
 
     def trouble_of(self, driver: str) -> str:
         """Return why the slices of a driver are not what they should be; empty if they are."""
-        return self._refused.get(driver) or self.trouble
+        return self._refused.get(driver) or self.trouble or (self._followed.trouble if self._followed else "")
 
     async def run(self, client: Client) -> None:
         """Publish until cancelled."""
         self._checked.clear()
         self._taints = True
         followed = Followed(client, RESOURCE_SLICES, _is_ours, self.news, fields=f"spec.nodeName={self.node}")
+        self._followed, self.trouble = followed, ""
         async with asyncio.TaskGroup() as group:
             group.create_task(followed.follow(), name="follow slices")
             group.create_task(self._write(client, followed), name="write slices")
 
     async def _write(self, client: Client, followed: Followed) -> None:
-        pauses = Pauses(client.bounds)
+        pauses, behind = Pauses(client.bounds), 0
         while True:
             wait = _UNSHARED if self._refused else None
             with suppress(TimeoutError):
@@ -82,15 +84,13 @@ class Publication:
                     await self.news.wait()
             self.news.clear()
             await asyncio.sleep(_SETTLE)
-            if not followed.known:
-                self.trouble = followed.trouble or "the API server has not told yet which slices there are"
-                await asyncio.sleep(_BEHIND)
-                self.news.set()
+            if not followed.known:  # there is news when it is
                 continue
             try:
                 await self._bring(client, followed)
             except (Conflict, AlreadyExists):  # somebody was faster, or the watch is behind
-                await asyncio.sleep(_BEHIND)
+                behind += 1
+                await asyncio.sleep(min(_BEHIND * 2**behind, client.bounds.longest_pause))
                 self.news.set()
             except PluginError as error:
                 self._failed(error.message)
@@ -98,7 +98,7 @@ class Publication:
                 self.news.set()
             else:
                 pauses.over()
-                self.trouble = ""
+                behind, self.trouble = 0, ""
 
     def _failed(self, why: str) -> None:
         if why != self.trouble:
@@ -157,7 +157,7 @@ class Publication:
         await self._try_out(client, driver, wanted)
         answers: list[Object] = []
         for one in todo.replace:
-            answers.append(await client.replace(RESOURCE_SLICES, one))
+            answers.append(await _replace(client, one))
             followed.objects[key_of(one)] = answers[-1]
         for one in todo.create:
             answers.append(await client.create(RESOURCE_SLICES, one))
@@ -214,6 +214,13 @@ class Publication:
             with suppress(NotFound):
                 await client.delete(RESOURCE_SLICES, name)
             followed.objects.pop(name, None)
+
+
+async def _replace(client: Client, changed: Object) -> Object:
+    try:
+        return await client.replace(RESOURCE_SLICES, changed)
+    except NotFound:
+        raise Conflict(f"slice {key_of(changed)} is gone, and the watch has not told so yet") from None
 
 
 def _is_ours(found: Object) -> bool:

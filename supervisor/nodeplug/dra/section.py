@@ -21,6 +21,7 @@ from nodeplug.hosting.slot import Route
 from nodeplug.process.aside import aside
 
 if TYPE_CHECKING:
+    from nodeplug.dra.driver import WhoHolds
     from nodeplug.dra.drivers import Drivers
 
 
@@ -40,6 +41,7 @@ class DynamicResources(ServedDevices):
         node: its name.
         journal: has the records of claims.
         elsewhere: the ids of a resource that containers hold which kubelet's device plugins got.
+        who_holds: knows them.
         freed: is called when a claim has given ids of a resource back.
     """
 
@@ -49,6 +51,7 @@ class DynamicResources(ServedDevices):
     node: str
     journal: Journal
     elsewhere: Callable[[ResourceName], Collection[DeviceId]]
+    who_holds: "WhoHolds"
     freed: Callable[[ResourceName], None]
     _drivers: "Drivers | None" = None
     _begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,6 +83,7 @@ class DynamicResources(ServedDevices):
                 supervisor.device_poll,
                 self.journal,
                 self.elsewhere,
+                self.who_holds,
                 self.freed,
             )
             self._begun.set()

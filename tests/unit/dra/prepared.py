@@ -19,6 +19,7 @@ from nodeplug import (
     DeviceReleased,
     Grant,
     NotFound,
+    NotReady,
     Part,
     ResourceName,
     TryAgain,
@@ -100,6 +101,7 @@ class Prepared:
     elsewhere: set[DeviceId] = field(default_factory=set)
     freed: list[ResourceName] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    unsettled: str = ""
 
     def __post_init__(self) -> None:
         registry = Registry()
@@ -112,6 +114,7 @@ class Prepared:
             pools=self.pools,
             claim=self._claim,
             elsewhere=lambda _: self.elsewhere,
+            settled=self._settled,
             freed=self.freed.append,
             ended=lambda: None,
             registry=registry,
@@ -123,6 +126,10 @@ class Prepared:
 
     def pools(self) -> dict[str, Pool]:
         return {POOL: pool_of("node-1", MEM, self.plugin.listed, self.elsewhere, self.ledger.taken(MEM).keys())}
+
+    async def _settled(self, _: ResourceName) -> None:
+        if self.unsettled:
+            raise NotReady(self.unsettled)
 
     async def _claim(self, wanted: ClaimReference) -> dict[str, Any]:
         if wanted.name not in self.objects:

@@ -163,6 +163,14 @@ def test_units_that_containers_of_device_plugins_hold_are_not_given_to_claims(dr
     assert driver.ids("one") == ("a-1", "a-3")
 
 
+def test_nothing_is_chosen_before_it_is_known_what_containers_hold(driver: Prepared) -> None:
+    driver.put("one", result("a", "1Gi"))
+    driver.unsettled = "kubelet has not been asked since"
+    with pytest.raises(NotReady, match="kubelet has not been asked since"):
+        asyncio.run(driver.prepare("one"))
+    assert driver.ledger.records == {}
+
+
 def test_a_device_that_cannot_serve_gets_no_new_claim_and_the_reason_is_told(driver: Prepared) -> None:
     driver.plugin.listed = [Device(DeviceId("a"), healthy=False, reason="XID 79"), *units("b", 4)]
     driver.put("one", result("a"))
