@@ -225,7 +225,9 @@ def _metrics() -> str:
     resource = {"resource": "example.com/a", "devices": 1, "healthy": 1, "allocated": 0, "registered": True}
     extender = {"listens": True, "connections": 1, "certificate_expires": 2e9}
     cluster = {"requests": 1, "refused": 0, "waiting": 0}
-    known = {"plugins": [plugin], "resources": [resource], "extender": extender, "cluster": cluster}
+    pool = {"devices": 1, "unhealthy": 0}
+    driver = {"driver": "example.nodeplug.io", "registered": True, "pools": [pool], "claims": []}
+    known = {"plugins": [plugin], "resources": [resource], "extender": extender, "cluster": cluster, "dra": [driver]}
     metrics.sample({"calls": [], "spool": 0, "stranded": [], **known})
     metrics.reload("applied")
     rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]

@@ -105,6 +105,7 @@ def test_every_key_of_the_daemon_is_documented() -> None:
         "extender",
         "networks",
         "cluster",
+        "dra",
         "plugins",
     }  # tables with headings of their own
     assert [key for key in keys_of(Configuration) if key not in whole and not is_documented(key, text)] == []
