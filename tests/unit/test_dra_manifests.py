@@ -12,8 +12,8 @@ from nodeplug.kubeapi.printed import as_yaml
 GPU = ResourceName("example.com/gpu")
 
 
-def objects(*classes: Class, group: str = "") -> dict[str, dict[str, Any]]:
-    found = [one.object for one in manifests(classes, "somewhere", group)]
+def objects(*classes: Class, **more: str) -> dict[str, dict[str, Any]]:
+    found = [one.object for one in manifests(classes, "somewhere", **more)]
     return {one["kind"]: one for one in found}
 
 
@@ -56,6 +56,14 @@ def test_daemons_in_pods_have_the_account_of_their_namespace() -> None:
     assert condition["expression"].endswith("'system:serviceaccount:somewhere:nodeplug-node'")
 
 
+def test_an_account_that_the_pods_have_already_gets_the_rights_and_is_not_printed() -> None:
+    made = objects(Class(GPU, ("a",)), account="mine")
+    assert "ServiceAccount" not in made
+    assert [one["name"] for one in made["ClusterRoleBinding"]["subjects"]] == ["mine"]
+    (condition,) = made["ValidatingAdmissionPolicy"]["spec"]["matchConditions"]
+    assert condition["expression"].endswith("'system:serviceaccount:somewhere:mine'")
+
+
 def test_daemons_outside_of_pods_are_users_of_a_group_and_the_policy_judges_the_whole_group() -> None:
     made = objects(Class(GPU, ("a",)), group="nodeplug:node")
     assert "ServiceAccount" not in made
@@ -67,7 +75,7 @@ def test_daemons_outside_of_pods_are_users_of_a_group_and_the_policy_judges_the_
 @pytest.mark.parametrize("group", ["system:nodes", "a'b", "-x"])
 def test_a_group_that_is_kubernetes_own_or_no_name_is_refused(group: str) -> None:
     with pytest.raises(InvalidRequest, match="such as nodeplug:node"):
-        manifests([], "n", group)
+        manifests([], "n", group=group)
 
 
 def test_the_policy_is_applied_before_the_rights_that_it_limits() -> None:

@@ -32,6 +32,15 @@ Extended = Annotated[
         show_default="none",
     ),
 ]
+Account = Annotated[
+    str,
+    typer.Option(
+        "--service-account",
+        metavar="NAME",
+        help="Of these pods, if they have one already.",
+        show_default="nodeplug-node, which is printed",
+    ),
+]
 Group = Annotated[
     str,
     typer.Option(
@@ -55,6 +64,7 @@ def dra() -> None:
 def manifests(
     extended_resource: Extended = None,
     namespace: Namespace = "kube-system",
+    service_account: Account = "",
     users_of: Group = "",
     config: Config = DEFAULT,
     root: Root = None,
@@ -72,8 +82,12 @@ def manifests(
     from nodeplug.config import read
     from nodeplug.dra.manifests import manifests as manifests_of
     from nodeplug.kubeapi.printed import as_list, as_yaml
+    from nodeplug.kubeapi.rights import ACCOUNT
 
-    made = manifests_of(classes_in(read(config, root), extended_resource or ()), namespace, users_of)
+    if service_account and users_of:
+        raise InvalidRequest("--service-account is for daemons in pods, and --users-of for those in none; give one")
+    classes = classes_in(read(config, root), extended_resource or ())
+    made = manifests_of(classes, namespace, account=service_account or ACCOUNT, group=users_of)
     if as_json:
         print_json(as_list(made))
     else:

@@ -14,7 +14,7 @@ from nodeplug.contract.values import ResourceName
 from nodeplug.dra import names
 from nodeplug.kubeapi.printed import Manifest, named
 from nodeplug.kubeapi.resources import DEVICE_CLASSES, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
-from nodeplug.kubeapi.rights import Daemons, account_of_daemons, in_pods, policy, role, rule
+from nodeplug.kubeapi.rights import ACCOUNT, Daemons, account_of_daemons, in_pods, policy, role, rule
 
 _NAME: Final = "nodeplug-dra"
 _GROUP: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]*")
@@ -46,19 +46,20 @@ class Class:
         return chosen[0] if len(chosen) == 1 else " || ".join(f"({one})" for one in chosen)
 
 
-def manifests(classes: Iterable[Class], namespace: str, group: str = "") -> list[Manifest]:
+def manifests(classes: Iterable[Class], namespace: str, *, account: str = ACCOUNT, group: str = "") -> list[Manifest]:
     """Return all that a cluster needs for these resources, in the order in which it is applied.
 
     Args:
         classes: what sections serve.
         namespace: of the pods that run the daemon.
+        account: the ServiceAccount of these pods; another one than ours is there already.
         group: the daemons are in no pods, but users of this group, `GROUP:NODE` on each node; empty: in pods.
 
     Raises:
         InvalidRequest: the group cannot have such users, or is Kubernetes' own.
     """
-    name, daemons = (f"{_NAME}-users", _users(group)) if group else (_NAME, in_pods(namespace))
-    made = [] if group else [account_of_daemons(namespace)]
+    name, daemons = (f"{_NAME}-users", _users(group)) if group else (_NAME, in_pods(namespace, account))
+    made = [] if group or account != ACCOUNT else [account_of_daemons(namespace)]
     made += _policy(name, daemons)  # before the rights that it limits
     about = (
         "Slices of all nodes; the policy leaves each its own. A claim is read by its name, when it is to be prepared."

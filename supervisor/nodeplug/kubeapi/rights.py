@@ -36,11 +36,11 @@ class Daemons:
     unknown: str
 
 
-def in_pods(namespace: str) -> Daemons:
+def in_pods(namespace: str, name: str = ACCOUNT) -> Daemons:
     """Return the daemons in pods of a namespace, which have one ServiceAccount."""
     return Daemons(
-        account(ACCOUNT, namespace),
-        f"request.userInfo.username == 'system:serviceaccount:{namespace}:{ACCOUNT}'",
+        account(name, namespace),
+        f"request.userInfo.username == 'system:serviceaccount:{namespace}:{name}'",
         _NODE,
         "the token is bound to no pod on a node: this account is for the nodeplug of each node",
     )

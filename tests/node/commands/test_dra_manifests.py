@@ -70,6 +70,12 @@ def test_without_such_a_section_it_says_what_to_do(node: Any) -> None:
     assert 'serve = "dra"' in done.stderr
 
 
+def test_daemons_are_in_pods_or_users_and_not_both(node: Any) -> None:
+    done = node.run("dra manifests", "--service-account", "a", "--users-of", "b")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "give one" in done.stderr
+
+
 def test_a_resource_that_is_only_counted_has_no_class(node: Any) -> None:
     cards = 'simulated = [{ memory = "8GiB" }]\n[[plugins.gpu.config.resources]]\nsharing = "memory"'
     node.configure(f'[plugins.gpu]\nserve = "dra"\n[plugins.gpu.config]\ndriver = "simulated"\n{cards}\n')
