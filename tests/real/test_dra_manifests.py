@@ -24,6 +24,7 @@ from nodeplug.contract.values import ResourceName
 from nodeplug.dra.names import driver_name, pool_name
 from nodeplug.dra.pools import pool_of
 from nodeplug.dra.publication import Publication
+from nodeplug.dra.slices import slice_name
 from nodeplug.kubeapi.access import Access, Material
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.credentials import Credentials
@@ -304,6 +305,7 @@ def test_slices_are_listed_with_the_columns_of_the_page(
     (shown,) = [text for text in blocks("text") if text.startswith("NAME ")]
     table = {**asked["pod"], "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
     columns = applied.call("GET", SLICES, headers=table)["columnDefinitions"]
+    assert slice_name(DRIVER, pool_name("node-1", ResourceName(CARDS)), 0) in shown.split()
     assert shown.splitlines()[0].split() == [one["name"].upper() for one in columns if one["priority"] == 0]
 
 
