@@ -22,6 +22,7 @@ from tests.real.consumers.containerd import BUSYBOX, write_archive
 from tests.real.consumers.control_plane import PORT
 from tests.real.test_cluster import CHART, documented
 from tests.real.test_dra_manifests import documented as by_claims
+from tests.real.test_dra_manifests import documented_values
 
 from nodeplug import PluginError
 from nodeplug.testing import folders
@@ -168,7 +169,7 @@ def test_the_same_node_serves_its_cards_by_claims_as_the_page_of_claims_says(ins
     installed.wait_for("the end of all pods", lambda: not installed.api.scheduled())
     given = values_of(installed)
     given["plugins"]["gpu"] = f'[plugins.gpu]\nserve = "dra"\n{given["plugins"]["gpu"]}'
-    given["dra"] = {"enabled": True, "classes": [{"resource": MEM, "section": "gpu"}]}
+    given["dra"] = documented_values()["dra"]
     install(installed, given)
     devices = "/apis/resource.k8s.io/v1"
     installed.wait_for("slices", lambda: installed.api.call("GET", f"{devices}/resourceslices")["items"])

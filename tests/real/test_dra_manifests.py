@@ -20,6 +20,7 @@ from tests.real.consumers.control_plane import KUBELETS
 
 from nodeplug import Device, DeviceId, Part, PluginError
 from nodeplug.config import load
+from nodeplug.config.reading import load_drop_in
 from nodeplug.contract.values import ResourceName
 from nodeplug.dra.names import driver_name, pool_name
 from nodeplug.dra.pools import pool_of
@@ -74,8 +75,14 @@ def blocks(language: str) -> list[str]:
 
 def documented(kind: str, name: str) -> dict[str, Any]:
     """Return an object of the page."""
-    (found,) = [one for text in blocks("yaml") if (one := yaml.safe_load(text))["metadata"]["name"] == name]
-    assert found["kind"] == kind
+    found = [yaml.safe_load(text) for text in blocks("yaml")]
+    (made,) = [one for one in found if (one.get("kind"), (one.get("metadata") or {}).get("name")) == (kind, name)]
+    return dict(made)
+
+
+def documented_values() -> dict[str, Any]:
+    """Return the chart's values of the page."""
+    (found,) = [one for text in blocks("yaml") if "dra" in (one := yaml.safe_load(text))]
     return dict(found)
 
 
@@ -355,6 +362,17 @@ def test_the_chart_has_the_same_rights_and_classes(
     policy = chart["ValidatingAdmissionPolicy", "chart-dra"]["spec"]
     assert policy["matchConditions"][0]["expression"].endswith("'system:serviceaccount:kube-system:chart'")
     assert [one["name"] for one in chart["ClusterRoleBinding", "chart-dra"]["subjects"]] == ["chart"]
+
+
+def test_the_values_of_the_page_give_the_section_and_the_class_of_the_page(
+    consumer: Callable[[str], Path], tmp_path: Path
+) -> None:
+    chart = rendered(consumer("helm") / "helm", tmp_path, yaml.safe_dump(documented_values()))
+    name = "gpu-mem.aliyun.com"
+    assert chart["DeviceClass", name] == documented("DeviceClass", name)
+    drop_in = tmp_path / "gpu.toml"
+    drop_in.write_text(chart["ConfigMap", "chart-plugins"]["data"]["gpu.toml"])
+    assert load_drop_in(drop_in)["gpu"].serve == "dra"
 
 
 def test_the_pod_of_the_chart_has_the_folders_of_kubelets_plugins_and_of_the_runtime(
