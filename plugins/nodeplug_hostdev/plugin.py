@@ -188,9 +188,15 @@ def _shares(entry: Resource, group: Group, path: str, unmountable: str) -> _List
         nodes=granted,
         mounts=tuple(DeviceMount(one.host_path, one.container_path, read_only=one.read_only) for one in entry.mounts),
     )
-    numa = nodes.numa_nodes(path)
+    numa, attributes = nodes.numa_nodes(path), {"path": path}
     ids = [nodes.device_id(path, share) for share in range(group.count)]
-    return {name: (Device(name, healthy=not reason, reason=reason, numa_nodes=numa, grant=grant), path) for name in ids}
+    return {
+        name: (
+            Device(name, healthy=not reason, reason=reason, numa_nodes=numa, grant=grant, attributes=attributes),
+            path,
+        )
+        for name in ids
+    }
 
 
 def _granted(group: Group, path: str) -> tuple[str, tuple[DeviceNode, ...]]:

@@ -40,6 +40,14 @@ def test_symlink_to_a_node_is_a_device_under_its_own_name(mknod: Any, group: Any
     assert (device.healthy, device.grant.nodes[0].host_path) == (True, str(dev / "by-id/stable"))
 
 
+def test_a_device_says_which_path_it_is(mknod: Any, group: Any, plugins: Make, dev: Path) -> None:
+    """A claim of Dynamic Resource Allocation can choose by it."""
+    for name in ("a0", "a1"):
+        mknod(dev / name)
+    found = plugins(group(dev / "a*", count=2)).device_list(LIST)
+    assert [one.attributes for one in found] == [{"path": str(dev / name)} for name in ("a0", "a0", "a1", "a1")]
+
+
 def test_node_that_was_never_there_is_not_listed(group: Any, plugins: Make, dev: Path) -> None:
     assert plugins(group(dev / "absent")).device_list(LIST) == []
 

@@ -110,7 +110,7 @@ class Part:
 
     Attributes:
         of: the id of the whole, the same for all of its parts.
-        amount: the size of one part, by capacity: `{"memory": 1 << 30}` in bytes.
+        amount: the size of one part, by capacity: `{"memory": 1 << 30}` in bytes. DRA takes one capacity.
     """
 
     of: DeviceId
@@ -128,7 +128,7 @@ class Device:
         numa_nodes: empty means no preference (the wire field stays unset: old kubelets reject an empty topology).
         grant: the response to Allocate if the plugin has no `device_allocate`.
         attributes: properties to choose by; kubelet's device plugins cannot pass them on,
-            `nodeplug status --json` shows them.
+            `nodeplug status --json` shows them. A name may have a domain, as `resource.kubernetes.io/pciBusID`.
         capacity: how much the whole device has, by name, in bytes or units; shown in the same place.
         part: what the device is a share of, if it is one.
         withheld: an unhealthy device that could serve: it is free, and kubelet is told otherwise so that the sum of
