@@ -7,7 +7,7 @@ Refuses: the API server (`publication`), and which drivers there are (`drivers`)
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
@@ -78,7 +78,7 @@ class Driver:
     problem: str = ""
     _listings: dict[ResourceName, tuple[Listing, asyncio.Task[None]]] = field(default_factory=dict)
     _pools: dict[str, Pool] = field(default_factory=dict)
-    _made_of: dict[str, tuple[tuple[Device, ...], Collection[DeviceId], Collection[DeviceId]]] = field(
+    _made_of: dict[str, tuple[tuple[Device, ...], frozenset[DeviceId], frozenset[DeviceId]]] = field(
         default_factory=dict
     )
     _refused: dict[str, str] = field(default_factory=dict)
@@ -160,14 +160,13 @@ class Driver:
 
     def _bring(self, name: str, resource: ResourceName, devices: tuple[Device, ...]) -> None:
         """Make a pool anew if what it is made of has changed; one that cannot be made leaves the last."""
-        elsewhere = self.preparation.elsewhere(resource)
-        held = self.preparation.ledger.taken(resource).keys()
-        made_of = (devices, frozenset(elsewhere), frozenset(held))
+        made_of = devices, *self._held(resource)
         if self._made_of.get(name) == made_of:
             return
         self._made_of[name] = made_of
         try:
-            self._pools[name] = pool_of(self.node, resource, devices, elsewhere, held, order=self.order)
+            self._pools[name] = pool_of(self.node, resource, *made_of, order=self.order)
+            self.changed()  # whoever asks first, slices have to say so
             self._refused.pop(name, None)
         except PluginError as error:
             if self._refused.get(name) != error.message:
@@ -222,9 +221,14 @@ class Driver:
             self._releasing = asyncio.create_task(self.preparation.release(), name=f"release claims of {self.name}")
 
     def _outdated(self, listing: Listing) -> bool:
-        """Whether others hold, or hold no more, what its pool is made of."""
+        """Whether somebody holds, or holds no more, what its pool is made of."""
         made_of = self._made_of.get(names.pool_name(self.node, listing.resource))
-        return made_of is not None and made_of[1] != frozenset(self.preparation.elsewhere(listing.resource))
+        return made_of is not None and made_of[1:] != self._held(listing.resource)
+
+    def _held(self, resource: ResourceName) -> tuple[frozenset[DeviceId], frozenset[DeviceId]]:
+        """Return which ids containers hold that kubelet's device plugins got, and which claims hold."""
+        preparation = self.preparation
+        return frozenset(preparation.elsewhere(resource)), frozenset(preparation.ledger.taken(resource))
 
     async def end(self) -> None:
         """Stop serving and listing; claims and slices stay."""

@@ -109,6 +109,7 @@ class Drivers:
 
     def serve(self, plugin: str, routes: Collection[Route]) -> None:
         """Have a driver list what a section claims; none of it if the section serves it otherwise."""
+        self._expected.discard(plugin)
         if routes or plugin in self._drivers:
             self._driver(plugin).serve([*routes])
 
@@ -129,6 +130,7 @@ class Drivers:
 
     def unlist(self, plugin: str) -> None:
         """List nothing of a section any more: it is gone, or serves otherwise."""
+        self._expected.discard(plugin)
         if plugin in self._drivers:
             self._drivers[plugin].unlist()
 

@@ -116,19 +116,18 @@ class Publication:
             if pools is None:
                 continue
             try:
-                await self._bring_driver(client, followed, driver, pools, stored)
+                await self._bring_driver(client, driver, pools, stored)
             except NotSupported as error:
                 if self._refused.get(driver) != error.message:
                     LOG.error("DRA driver %s offers nothing: %s", driver, error.message)
                 self._refused[driver] = error.message
-                await self._delete(client, followed, [str(one["metadata"]["name"]) for one in stored])
+                await self._delete(client, [str(one["metadata"]["name"]) for one in stored])
             else:
                 self._refused.pop(driver, None)
 
     async def _bring_driver(
         self,
         client: Client,
-        followed: Followed,
         driver: str,
         pools: Mapping[str, Pool | None],
         stored: Sequence[Object],
@@ -155,14 +154,10 @@ class Publication:
                 self._uid = uid
                 raise Conflict(f"node {self.node} was made anew")
         await self._try_out(client, driver, wanted)
-        answers: list[Object] = []
-        for one in todo.replace:
-            answers.append(await _replace(client, one))
-            followed.objects[key_of(one)] = answers[-1]
-        for one in todo.create:
-            answers.append(await client.create(RESOURCE_SLICES, one))
-            followed.objects[key_of(one)] = answers[-1]
-        await self._delete(client, followed, todo.delete)
+        # What is there is what the watch tells, and nothing else: somebody may have deleted by now what was written.
+        answers = [await _replace(client, one) for one in todo.replace]
+        answers += [await client.create(RESOURCE_SLICES, one) for one in todo.create]
+        await self._delete(client, todo.delete)
         self._compare(driver, [*todo.replace, *todo.create], answers)
 
     def _slices(self, driver: str, pool: Pool) -> list[Object]:
@@ -209,11 +204,10 @@ class Publication:
             raise NotFound(f"the cluster has no node {self.node!r}: look at node_name under [supervisor]") from None
 
     @staticmethod
-    async def _delete(client: Client, followed: Followed, names: Sequence[str]) -> None:
+    async def _delete(client: Client, names: Sequence[str]) -> None:
         for name in names:
             with suppress(NotFound):
                 await client.delete(RESOURCE_SLICES, name)
-            followed.objects.pop(name, None)
 
 
 async def _replace(client: Client, changed: Object) -> Object:
