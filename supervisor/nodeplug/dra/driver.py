@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Protocol
 
 from nodeplug.contract.errors import NotReady, PluginError
@@ -156,6 +156,8 @@ class Driver:
         for name, listing in listed.items():
             if listing.devices is not None:
                 self._bring(name, listing.resource, listing.devices)
+                if name in self._pools and self._pools[name].away != listing.away:
+                    self._pools[name] = replace(self._pools[name], away=listing.away)
         return self._pools
 
     def _bring(self, name: str, resource: ResourceName, devices: tuple[Device, ...]) -> None:

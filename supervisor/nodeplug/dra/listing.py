@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug.contract.errors import NotFound, PluginError
@@ -36,6 +36,7 @@ class Listing:
         devices: the last list; None before the first.
         held: an exchange of the plugin is under way: nothing is asked of it.
         trouble: why the list could not be had lately; empty if it could.
+        away: why no instance of the plugin serves; empty while one does, or is about to.
         absent: why there is nothing to offer on this node, which is no fault.
         since: when it began, of the monotonic clock.
     """
@@ -47,6 +48,7 @@ class Listing:
     devices: tuple[Device, ...] | None = None
     held: bool = False
     trouble: str = ""
+    away: str = ""
     absent: str = ""
     since: float = field(default_factory=time.monotonic)
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,9 +84,9 @@ class Listing:
         self._asked.set()
 
     def withdraw(self, why: str) -> None:
-        """Note that no instance could be started: what was listed cannot serve new claims."""
-        self.held, self.trouble = True, why
-        self._take(tuple(replace(one, healthy=False, withheld=False, reason=why) for one in self.devices or ()))
+        """Note that no instance could be started: what was listed cannot serve new claims, and is not ill."""
+        self.held, self.trouble, self.away = True, why, why
+        self.changed()
 
     @property
     def _pause(self) -> float:
@@ -110,6 +112,6 @@ class Listing:
                 self._take(listed)
 
     def _take(self, listed: tuple[Device, ...]) -> None:
-        if listed != self.devices:
-            self.devices = listed
+        if listed != self.devices or self.away:
+            self.devices, self.away = listed, ""
             self.changed()

@@ -63,7 +63,7 @@ def without_unusable(pool: Pool) -> Pool:
 
     A claim that holds one of them keeps it: only new ones are not to find it.
     """
-    return replace(pool, devices=tuple(one for one in pool.devices if one.usable))
+    return replace(pool, devices=tuple(one for one in pool.devices if one.usable and not pool.away))
 
 
 def _called(owner: tuple[DeviceId, bool]) -> str:

@@ -159,6 +159,8 @@ class Preparation:
             pool = pools.get(share.pool)
             if pool is None:
                 raise NotReady(f"pool {share.pool} is not listed: its plugin does not run, or no longer offers it")
+            if pool.away:
+                raise NotReady(f"pool {share.pool} cannot serve: {pool.away}")
             device = next((one for one in pool.devices if one.name == share.device), None)
             if device is None:
                 raise NotFound(f"device {share.device} of pool {share.pool} is gone")

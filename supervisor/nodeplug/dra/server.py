@@ -151,10 +151,10 @@ def health_of(pools: Sequence[Pool], now: int) -> health_pb.NodeWatchResourcesRe
     message = health_pb.NodeWatchResourcesResponse()
     for pool in pools:
         for device in pool.devices:
-            ill = device.reason
+            ill = device.reason or pool.away
             message.devices.add(
                 device=health_pb.DeviceIdentifier(pool_name=pool.name, device_name=device.name),
-                health=health_pb.UNHEALTHY if ill else health_pb.HEALTHY,
+                health=health_pb.UNHEALTHY if device.reason else health_pb.UNKNOWN if ill else health_pb.HEALTHY,
                 last_updated_time=now,
                 message=ill[:_MESSAGE_LIMIT],
             )

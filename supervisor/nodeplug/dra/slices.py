@@ -21,6 +21,7 @@ from nodeplug.kubeapi.resources import RESOURCE_SLICES, Object
 Effect = Literal["NoSchedule", "NoExecute", "None"]
 _NUMA: Final = "resource.kubernetes.io/numaNode"
 UNHEALTHY: Final = f"{DOMAIN}/unhealthy"
+AWAY: Final = f"{DOMAIN}/away"
 TAKEN_KEY: Final = f"{DOMAIN}/taken"
 _DEVICES: Final = 64
 """Of a slice: what the API allows as soon as one of them has a taint. Without taints it allows 128; but then a first
@@ -44,7 +45,7 @@ def slices_of(driver: str, node_name: str, node_uid: str, pool: Pool, generation
         generation: of the pool, higher than that of other contents that were published.
         taint: what an unhealthy device means for pods.
     """
-    devices = [_device(one, taint) for one in pool.devices]
+    devices = [_device(one, taint, pool.away) for one in pool.devices]
     parts = [devices[at : at + _DEVICES] for at in range(0, len(devices), _DEVICES)] or [[]]
     owner = {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid, "controller": True}
     return [
@@ -103,14 +104,14 @@ def _text(text: str) -> str:
     return text.encode("utf-8", "replace")[:_TEXT].decode("utf-8", "ignore")
 
 
-def _device(device: PoolDevice, taint: Effect) -> Object:
+def _device(device: PoolDevice, taint: Effect, away: str) -> Object:
     attributes, capacity, _ = _entries(device)
     made: Object = {"name": device.name, "attributes": attributes}
     if capacity:
         made["capacity"] = capacity
     if device.shared:
         made["allowMultipleAllocations"] = True
-    if taints := _taints(device, taint):
+    if taints := _taints(device, taint, away):
         made["taints"] = taints
     return made
 
@@ -186,8 +187,13 @@ def _value(value: Any) -> Object | None:
             return None
 
 
-def _taints(device: PoolDevice, effect: Effect) -> list[Object]:
-    """Return the taint of a device that cannot serve. One that others hold is kept from claims in any case."""
+def _taints(device: PoolDevice, effect: Effect, away: str) -> list[Object]:
+    """Return the taint of a device that cannot serve.
+
+    One that others hold is kept from claims in any case, and nobody is evicted because a plugin does not run.
+    """
+    if away:
+        return [{"key": AWAY, "value": taint_value(away), "effect": "NoSchedule"}]
     if not (reason := device.reason):
         return []
     if reason == TAKEN:

@@ -73,11 +73,13 @@ class Pool:
         name: see `names.pool_name`.
         resource: what the plugin claims.
         devices: in the order in which the scheduler is to try them.
+        away: why the plugin cannot serve new claims at present, whatever its devices are like; empty if it can.
     """
 
     name: str
     resource: ResourceName
     devices: tuple[PoolDevice, ...]
+    away: str = ""
 
 
 @dataclass(frozen=True, slots=True)
