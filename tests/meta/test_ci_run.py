@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -16,11 +17,29 @@ case $1 in
 suite) echo "5 passed" ;;
 esac
 """
+DIES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+int setpgid(pid_t pid, pid_t group) {
+    static int (*next)(pid_t, pid_t);
+    if (!next) *(void **)&next = dlsym(RTLD_NEXT, "setpgid");
+    if (pid == getpid() && group == pid && getppid() == atoi(getenv("SCRIPT"))
+        && open(getenv("ONCE"), O_CREAT | O_EXCL, 0600) >= 0) raise(SIGTERM);
+    return next(pid, group);
+}
+"""
+"""Ends the first part that runs beside others as it begins, when it still has what the script has for its own end."""
 BESIDE = {"set-up", "image", "python", "bootstrap of the bare root"}
 AFTER = ["kubelet", "consumers", "demo", "bare root", "lowest versions", "lint", "benchmark", "tests"]
 
 
-def play(folder: Path, *, failing: str = "-", hanging: str = "-") -> "subprocess.CompletedProcess[str]":
+def play(
+    folder: Path, *, failing: str = "-", hanging: str = "-", preload: str = ""
+) -> "subprocess.CompletedProcess[str]":
     """Run the script in a folder where `make` and the other commands are acted out."""
     for name in ("bin", "checkout/.ci"):
         (folder / name).mkdir(parents=True)
@@ -32,7 +51,10 @@ def play(folder: Path, *, failing: str = "-", hanging: str = "-") -> "subprocess
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(folder)}
-    return subprocess.run([folder / "checkout/.ci/run"], env=env, capture_output=True, text=True, check=False)
+    if preload:
+        env |= {"LD_PRELOAD": preload, "ONCE": str(folder / "once")}
+    command = ["bash", "-c", f"SCRIPT=$$ exec {folder}/checkout/.ci/run"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 def told(done: "subprocess.CompletedProcess[str]") -> list[str]:
@@ -66,3 +88,14 @@ def test_a_part_that_fails_ends_those_beside_it_which_clean_up(tmp_path: Path) -
     assert "== image is ended, too" in done.stdout
     assert "python (failed)" in told(done)
     assert "image" in (tmp_path / "ended").read_text().split()
+
+
+def test_a_part_that_is_ended_as_it_begins_leaves_the_end_to_the_script(tmp_path: Path) -> None:
+    library = tmp_path / "dies.so"
+    compiler = ["gcc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+    subprocess.run(compiler, input=DIES, text=True, check=True)
+    done = play(tmp_path / "run", preload=str(library))
+    assert (tmp_path / "run/once").exists()
+    assert done.returncode in {127, 128 + signal.SIGTERM}  # bash 5.2 does not know any more what has ended it
+    assert done.stdout.count("== seconds and share of each part") == 1
+    assert "packages" in told(done)
