@@ -110,7 +110,10 @@ class Hosts:
 
     def _holdings(self, resource: ResourceName) -> list[Holding]:
         """Return who holds what of a resource, by containers and by claims; in a plugin's thread."""
-        return [*self.podresources.holdings(resource), *self.claims.holdings(resource)]
+        return [
+            *self.podresources.holdings(resource),
+            *self.claims.holdings(resource, self.podresources.users_of),
+        ]
 
     def _attachments(self, asking: str) -> list[CniRecord]:
         """Look, in a plugin's thread, for attachments of what the section claims."""

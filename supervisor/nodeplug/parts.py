@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 from nodeplug import first_lists
 from nodeplug.cluster.section import Publishing, publishing_of
@@ -61,6 +62,9 @@ from nodeplug.process.succession import Predecessor
 from nodeplug.provisioner.section import Provisioning, provisioner_of
 from nodeplug.volumes.service import Volumes
 from nodeplug.worker.cgroups import Cgroups
+
+_GRANTED: Final = frozenset({"Allocate", "NodePrepareResources"})
+"""Verbs after which kubelet soon has something to tell of who holds what."""
 
 
 class Parts:
@@ -380,5 +384,5 @@ class Parts:
         self.metrics.finished(call, outcome)
         self.recorder.add(call, outcome, error.message if error is not None else "")
         self.publishing.finished(call, error)
-        if call.verb == "Allocate" and error is None:
+        if call.verb in _GRANTED and error is None:
             self.podresources.soon()

@@ -72,6 +72,7 @@ class Host:
         run_dir: the plugin's own folder that does not; exists.
         cgroups: of programs that it starts for containers.
         sockets: that stay open while the plugin, or the daemon, is exchanged.
+        serves_claims: the section's devices are allocated by claims (DRA), not by kubelet's device plugins.
         networks: what the cluster says of networks, and is told.
         scheduling: the cluster's nodes, and pods on their way to them, for scheduler extenders.
     """
@@ -94,6 +95,7 @@ class Host:
     networks: ClusterNetworks = field(default_factory=ClusterNetworks)
     _refresh_cluster: Callable[[], None] = lambda: None
     scheduling: ClusterScheduling = field(default_factory=ClusterScheduling)
+    serves_claims: bool = False
 
     def refresh_health(self) -> None:
         """Ask for `health` now instead of at its next turn. Returns at once; many requests become one call."""
@@ -113,6 +115,8 @@ class Host:
         One value per container, in the order of their names. Init containers, which List leaves out, come from its
         checkpoint, some by their pod's UID in namespace "?". Kubelet reports some seconds after a container gets its
         devices, and after it is gone: decide about free devices by what kubelet offers, never by this.
+        What claims have (DRA) is known at once, from the daemon's own records: one value per request of a claim and
+        container that uses the claim, in no order. Which containers those are is kubelet's word, and comes later.
 
         Raises:
             NotReady: kubelet has not reported since the daemon started, or no longer does; the message says why.

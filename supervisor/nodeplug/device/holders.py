@@ -1,6 +1,6 @@
 """Who holds which device: the values that looks at kubelet end in.
 
-Owns: a container as kubelet's surfaces name it, and the arithmetic of holdings.
+Owns: a container as kubelet's surfaces name it, the containers that use a claim, and the arithmetic of holdings.
 Refuses: to ask kubelet (`podresources` and `checkpoint` do).
 """
 
@@ -21,6 +21,8 @@ class Holder:
 
 Holdings = Mapping[tuple[ResourceName, Holder], frozenset[DeviceId]]
 """The ids that each container holds of each resource."""
+ClaimUsers = Mapping[tuple[str, str], frozenset[Holder]]
+"""The containers that use each claim of devices, by its namespace and name: kubelet tells no UID of a claim here."""
 
 
 def joined(one: Holdings, other: Holdings) -> Holdings:

@@ -28,7 +28,7 @@ from nodeplug.contract.journal import write_durably
 from nodeplug.contract.values import DeviceId, DeviceReleased, Holding, ResourceName
 from nodeplug.device import pollers
 from nodeplug.device.checkpoint import LedgerEntry, Unlisted, read_ledger
-from nodeplug.device.holders import Holder, Holdings, by_resource, joined
+from nodeplug.device.holders import ClaimUsers, Holder, Holdings, by_resource, joined
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Route
@@ -54,10 +54,14 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ListedPods:
-    """One answer of List: how many pods it names, and the holdings of those with devices."""
+    """One answer of List: how many pods it names, the holdings of those with devices, and who uses which claim.
+
+    What a claim has is not read: kubelet lists all devices of it for each container, some twice, and no amounts.
+    """
 
     pods: int
     holdings: Holdings
+    users: ClaimUsers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +82,20 @@ class _KubeletFiles:
 def decode_list(response: pb.ListPodResourcesResponse) -> ListedPods:
     """Read a List: kubelet sends one entry per id and NUMA node; these are joined here."""
     holdings: dict[tuple[ResourceName, Holder], set[DeviceId]] = {}
+    users: dict[tuple[str, str], set[Holder]] = {}
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = Holder(pod.namespace, pod.name, container.name)
             for entry in container.devices:
                 ids = holdings.setdefault((ResourceName(entry.resource_name), holder), set())
                 ids.update(DeviceId(name) for name in entry.device_ids)
-    return ListedPods(len(response.pod_resources), {key: frozenset(ids) for key, ids in holdings.items() if ids})
+            for claim in container.dynamic_resources:
+                users.setdefault((claim.claim_namespace, claim.claim_name), set()).add(holder)
+    return ListedPods(
+        len(response.pod_resources),
+        {key: frozenset(ids) for key, ids in holdings.items() if ids},
+        {claim: frozenset(of) for claim, of in users.items()},
+    )
 
 
 async def ask(path: Path) -> ListedPods:
@@ -160,6 +171,7 @@ class PodResources:
             folder while the API server is away, and would seem to have released everything else.
         checkpoint: kubelet's own ledger, for the containers that podresources leaves out; None: not read.
         present: the holdings of the last answer.
+        users: the containers that use each claim, by the last answers; see `users_of`.
         error: why there is no answer at present; empty when there is.
     """
 
@@ -171,6 +183,7 @@ class PodResources:
     unsynced_grace: float = 60.0
     checkpoint: Path | None = None
     present: Holdings = field(default_factory=dict)
+    users: ClaimUsers = field(default_factory=dict)
     error: str = ""
     _seen: Holdings = field(default_factory=dict)
     _begun: float = -math.inf
@@ -222,6 +235,14 @@ class PodResources:
             for (name, holder), ids in sorted(self._known().items())
             if name == resource
         ]
+
+    def users_of(self, namespace: str, claim: str) -> Sequence[tuple[str, str]]:
+        """Return the pods and containers that use a claim, as far as kubelet has told. Safe in any thread.
+
+        Init containers are not among them. Of a claim that was deleted and made anew with the same name, those of the
+        former one are told until the next look.
+        """
+        return [(one.pod, one.container) for one in sorted(self.users.get((namespace, claim), ()))]
 
     async def run(self) -> None:
         """Look until cancelled. Never fails on its own."""
@@ -279,6 +300,7 @@ class PodResources:
             self._beyond = self._unlisted.take(kubelet.ledger, answer.holdings, kubelet.alive)
         self._unsynced = not answer.pods or time.monotonic() - self._restarted < self.unsynced_grace
         self.present = answer.holdings
+        self.users = {**self.users, **answer.users} if self._unsynced else answer.users
         self._answered, self.error, self._begun = True, "", begun
         served = {route.claim.name: route for route in self.routes()}
         wanted = {key: ids for key, ids in answer.holdings.items() if key[0] in served}

@@ -16,7 +16,7 @@ import grpc.aio
 from nodeplug.config import DraSection, Paths
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.journal import Journal
-from nodeplug.contract.values import DeviceId, Holding, ResourceName
+from nodeplug.contract.values import DeviceId, ResourceName
 from nodeplug.dra import cdi, names, server
 from nodeplug.dra.claims import ClaimReference
 from nodeplug.dra.driver import Driver, WhoHolds
@@ -192,10 +192,6 @@ class Drivers:
         return self._drivers[section].by_name()
 
     # --- what is asked of it
-
-    def holdings(self, resource: ResourceName) -> list[Holding]:
-        """Return who holds what by claims. Safe in any thread."""
-        return self.ledger.holdings(resource)
 
     def withheld(self, resource: ResourceName) -> Mapping[DeviceId, str]:
         """Return which ids claims have, each with the reason why nobody else may."""

@@ -7,7 +7,7 @@ The scheduler has chosen the device and the amount already. It may be wrong here
 its claim in the API before this node has heard of it, and the next pod's claim comes first.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodeplug.contract.errors import Exhausted, InvalidRequest, NotReady
@@ -15,6 +15,9 @@ from nodeplug.contract.values import DeviceId, Holding, ResourceName
 from nodeplug.dra.names import attribute_name
 from nodeplug.dra.records import ClaimRecord
 from nodeplug.dra.values import PoolDevice, Share
+
+Users = Callable[[str, str], Sequence[tuple[str, str]]]
+"""Returns the pods and containers that use a claim, by its namespace and name, as far as kubelet has told."""
 
 
 @dataclass(slots=True)
@@ -49,21 +52,26 @@ class Ledger:
             for name in held.ids
         }
 
-    def holdings(self, resource: ResourceName) -> list[Holding]:
-        """Return who holds what of a resource, as a plugin is told."""
+    def holdings(self, resource: ResourceName, users: Users) -> list[Holding]:
+        """Return who holds what of a resource, as a plugin is told: one value for each container that uses a claim.
+
+        A claim whose containers are not known has one without names. One that is not prepared has no container yet, and
+        what a share is for observation alone, somebody else holds.
+        """
         return [
             Holding(
                 resource=resource,
-                ids=held.ids,
+                ids=ids,
                 namespace=record.claim.namespace,
-                pod="",
-                container="",
-                claim=record.claim_for(held.share.request),
+                pod=pod,
+                container=container,
+                claim=record.claim_for(request),
             )
             for record in self.records.values()
-            if record.phase != "released"
-            for held in record.held
-            if held.resource == resource and held.ids
+            if record.phase == "prepared"
+            for request, of, ids in requests_of(record)
+            if of == resource
+            for pod, container in users(record.claim.namespace, record.claim.name) or [("", "")]
         ]
 
     def choose(
@@ -123,9 +131,12 @@ def _who(record: ClaimRecord) -> str:
     return f"claim {record.claim}{ended}"
 
 
-def requests_of(record: ClaimRecord) -> Iterator[tuple[str, ResourceName, tuple[DeviceId, ...]]]:
-    """Yield what is asked of plugins: the ids of each request of a claim, by resource."""
+def requests_of(
+    record: ClaimRecord, *, observing: bool = False
+) -> Iterator[tuple[str, ResourceName, tuple[DeviceId, ...]]]:
+    """Yield the ids of each request of a claim, by resource; of requests for observation if they are wanted."""
     merged: dict[tuple[str, ResourceName], list[DeviceId]] = {}
     for held in record.held:
-        merged.setdefault((held.share.request, held.resource), []).extend(held.ids)
+        if observing or not held.share.admin:
+            merged.setdefault((held.share.request, held.resource), []).extend(held.ids)
     return ((request, resource, tuple(dict.fromkeys(ids))) for (request, resource), ids in merged.items())

@@ -178,7 +178,7 @@ class Preparation:
             for device in pool.devices
             for one in device.devices
         }
-        for request, resource, ids in requests_of(record):
+        for request, resource, ids in requests_of(record, observing=True):
             gone = [name for name in ids if (resource, name) not in listed]
             if gone:
                 raise NotFound(f"device {gone[0]!r} of {resource}, which claim {record.claim} has, is not listed now")
@@ -205,7 +205,7 @@ class Preparation:
         return _own(value.devices) if grant is None else grant
 
     async def _release(self, call: Call, record: ClaimRecord) -> None:
-        """Tell the plugin that a claim has ended, and forget it.
+        """Tell the plugin that a claim has ended, and forget it; of what was observed alone nothing is released.
 
         Raises:
             PluginError: the plugin could not be told.

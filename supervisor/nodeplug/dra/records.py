@@ -59,7 +59,13 @@ class ClaimRecord:
 
     def claim_for(self, request: str) -> ResourceClaim:
         """Return what a plugin is told of it."""
-        return ResourceClaim(uid=self.claim.uid, namespace=self.claim.namespace, name=self.claim.name, request=request)
+        return ResourceClaim(
+            uid=self.claim.uid,
+            namespace=self.claim.namespace,
+            name=self.claim.name,
+            request=request,
+            admin_access=any(one.share.admin for one in self.held if one.share.request == request),
+        )
 
     @property
     def data(self) -> dict[str, Any]:

@@ -134,10 +134,15 @@ class DynamicResources(ServedDevices):
         if self._drivers is not None:
             self._drivers.refresh(resource)
 
-    def holdings(self, resource: ResourceName) -> Sequence[Holding]:
-        """Return who holds what of a resource by claims. Safe in any thread."""
+    def holdings(self, resource: ResourceName, users: Callable[[str, str], Sequence[tuple[str, str]]]) -> list[Holding]:
+        """Return who holds what of a resource by claims. Safe in any thread.
+
+        Args:
+            resource: of which.
+            users: returns the pods and containers that use a claim, by its namespace and name.
+        """
         drivers = self._drivers
-        return drivers.holdings(resource) if drivers is not None else ()
+        return drivers.ledger.holdings(resource, users) if drivers is not None else []
 
     def withheld(self, resource: ResourceName) -> Mapping[DeviceId, str]:
         """Return which ids claims have, each with the reason why nobody else may."""

@@ -91,9 +91,12 @@ class Construction:
         _check_thread(instance, why)
         instance.isolation = "thread"
         self._belongs_to(instance, Privileges(name=own_user()), give=alone)
-        make_host = partial(self.make_host, instance.name)
+        make_host = partial(self._host, instance)
         found = (place or place_of(instance.uses)).load()
         return construct(instance.name, found, instance.section.config, make_host, self.tell)
+
+    def _host(self, instance: Instance) -> Host:
+        return replace(self.make_host(instance.name), serves_claims=instance.section.serve == "dra")
 
     def _belongs_to(self, instance: Instance, privileges: Privileges, *, give: bool) -> None:
         instance.privileges = privileges
@@ -104,7 +107,7 @@ class Construction:
         self, instance: Instance, place: Place | str, ended: Callable[[str], None], *, alone: bool
     ) -> Examined:
         instance.isolation = "process"
-        host = self.make_host(instance.name)
+        host = self._host(instance)
         section = instance.section
         privileges, limits = self._allowance(instance)
         try:

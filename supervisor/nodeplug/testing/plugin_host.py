@@ -68,6 +68,7 @@ def host(
     networks: ClusterNetworks | None = None,
     refresh_cluster: Callable[[], None] | None = None,
     scheduling: ClusterScheduling | None = None,
+    serves_claims: bool = False,
 ) -> RecordingHost:
     """Build what the daemon gives to a plugin, for a test that constructs the plugin itself.
 
@@ -90,6 +91,7 @@ def host(
         networks: answers `host.networks`; by default nothing is known of a cluster.
         refresh_cluster: called for each `host.refresh_cluster()` as well, in the plugin's thread.
         scheduling: answers `host.scheduling`; by default no cluster is followed.
+        serves_claims: for a section with `serve = "dra"`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -134,6 +136,7 @@ def host(
         _attachments=tuple if attachments is None else attachments,
         networks=ClusterNetworks() if networks is None else networks,
         scheduling=ClusterScheduling() if scheduling is None else scheduling,
+        serves_claims=serves_claims,
         _refresh_cluster=_recording(cluster_refreshed, refresh_cluster),
         refreshed=refreshed,
         delegated=delegated,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TRACE: Final = 16 << 10
 
 
-def about(host: Host) -> dict[str, str]:
+def about(host: Host) -> dict[str, Any]:
     """Return what a worker is told of its host."""
     return {
         "plugin": host.plugin,
@@ -33,6 +33,7 @@ def about(host: Host) -> dict[str, str]:
         "journal": str(host.journal.folder),
         "state_dir": str(host.state_dir),
         "run_dir": str(host.run_dir),
+        "serves_claims": host.serves_claims,
     }
 
 

@@ -189,7 +189,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
 
     Args:
         door: the way to the daemon.
-        about: what the daemon says of the host, in texts: the plain members, and the folder of the journal.
+        about: what the daemon says of the host: the plain members, and the folder of the journal.
     """
     name, boot_id = about["plugin"], about["boot_id"]
 
@@ -246,6 +246,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         networks=AskedNetworks(door),
         scheduling=AskedScheduling(door),
         _refresh_cluster=refresh_cluster,
+        serves_claims=about["serves_claims"],
     )
 
 

@@ -152,16 +152,18 @@ class ResourceClaim:
     """The claim of `resource.k8s.io` for which devices are allocated.
 
     Attributes:
-        uid: of the claim; an id is never allocated to two claims at once.
+        uid: of the claim; an id is never allocated to two claims at once, but for `admin_access`.
         namespace: of the claim.
         name: of the claim.
         request: the name of the request within the claim.
+        admin_access: it only observes devices that others may hold: not to be counted, nor told of as a holder's.
     """
 
     uid: str
     namespace: str
     name: str
     request: str
+    admin_access: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,10 +299,10 @@ class Holding:
 
     Attributes:
         resource: an extended resource.
-        ids: what the container holds.
+        ids: what the container holds; of a claim, all that one of its requests has.
         namespace: of the pod.
-        pod: its name; may be empty.
-        container: its name; may be empty.
+        pod: its name; empty where kubelet has told of no container that uses the claim.
+        container: its name; empty where the pod's is.
         claim: for which the ids are held, where the caller has claims (DRA).
     """
 
