@@ -21,6 +21,7 @@ from typing import Any, Final
 from nodeplug import DeviceId, Entry, Holding, Host, Journal, NotReady, PluginError, ResourceName
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Kind
+from nodeplug_gpu.holders import Container, by_holder, holder_of
 from nodeplug_gpu.ids import card_key, whole
 from nodeplug_gpu.pool import Pool
 from nodeplug_gpu.record import DISPUTED, MALFORMED, AllocationRecord, RecordKey, decoded
@@ -38,27 +39,15 @@ _CARD: Final = "card"
 _UNIT: Final = "unit"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Container:
-    """A container, as podresources names it."""
-
-    namespace: str
-    pod: str
-    name: str
-
-    def __str__(self) -> str:
-        """Return `namespace/pod/container`."""
-        return f"{self.namespace}/{self.pod}/{self.name}"
-
-
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What of one card is allocated to one container.
+    """What of one card is allocated to one container; several that share a claim have the same ids.
 
     Attributes:
         ids: units, replicas, MIG instances or the card itself.
         allocated_bytes: memory that it may use; None where there is no such limit (whole cards, replicas, instances).
         orphaned: how the card was shared when it was allocated, where the resource is no longer advertised; else None.
+        claims: by which they are, `namespace/name`; none where a device plugin of kubelet's gave them.
     """
 
     container: Container
@@ -67,6 +56,20 @@ class Allocation:
     ids: tuple[DeviceId, ...]
     allocated_bytes: int | None = None
     orphaned: Kind | None = None
+    claims: tuple[str, ...] = ()
+
+
+def each_once(allocations: Iterable[Allocation]) -> Iterator[Allocation]:
+    """Yield every allocation with those of its ids that none before it has, for what adds up."""
+    told: set[tuple[str, DeviceId]] = set()
+    for one in allocations:
+        fresh = tuple(name for name in one.ids if (one.resource, name) not in told)
+        told.update((one.resource, name) for name in fresh)
+        if len(fresh) < len(one.ids):
+            share = None if one.allocated_bytes is None else one.allocated_bytes * len(fresh) // len(one.ids)
+            yield replace(one, ids=fresh, allocated_bytes=share)
+        else:
+            yield one
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class Allocations:
                     card = cards.get(whole(device)) or cards.get(device.partition("-")[0])
                     if card is not None:
                         ids.setdefault(name, {})[device] = card
-                        holders.setdefault((name, card), f"{holding.namespace}/{holding.pod}")
+                        holders.setdefault((name, card), holder_of(holding).pod_in_words)
         self.reported = Reported(holdings, "", holders, ids)
         self._confirm(holdings)
         return self.reported
@@ -154,11 +157,10 @@ class Allocations:
 
     def of_entry(self, resource: str, sharing: Sharing, pool: Pool) -> Iterator[Allocation]:
         """Yield the allocations of an advertised resource; ids that belong to no card of its pool are left out."""
-        for holding in self.reported.holdings.get(resource, ()):
-            container = Container(holding.namespace, holding.pod, holding.container)
-            for card, ids in sharing.by_card(holding.ids, pool).items():
+        for held in by_holder(self.reported.holdings.get(resource, ())):
+            for card, ids in sharing.by_card(held.ids, pool).items():
                 allocated = len(ids) * sharing.unit if isinstance(sharing, MemorySharing) else None
-                yield Allocation(container, holding.resource, card, tuple(ids), allocated)
+                yield Allocation(held.holder, ResourceName(resource), card, tuple(ids), allocated, claims=held.claims)
 
     def orphaned(self, advertised: Iterable[str]) -> Iterator[Allocation]:
         """Yield the allocations of resources that were advertised once and are no longer."""
@@ -167,12 +169,11 @@ class Allocations:
         for resource, sharing in former.items():
             unit = self._unit_sizes.get(resource) if sharing == "memory" else None
             cards = self.reported.ids.get(resource, {})
-            for holding in self.reported.holdings.get(resource, ()):
-                container = Container(holding.namespace, holding.pod, holding.container)
-                for card in sorted({cards[name] for name in holding.ids if name in cards}):
-                    ids = tuple(name for name in holding.ids if cards.get(name) == card)
+            for held in by_holder(self.reported.holdings.get(resource, ())):
+                for card in sorted({cards[name] for name in held.ids if name in cards}):
+                    ids = tuple(name for name in held.ids if cards.get(name) == card)
                     allocated = len(ids) * unit if unit else None
-                    yield Allocation(container, holding.resource, card, ids, allocated, sharing)
+                    yield Allocation(held.holder, ResourceName(resource), card, ids, allocated, sharing, held.claims)
 
     def allocated_cards(self) -> frozenset[Uuid]:
         """Return the cards of which something is allocated, reported or pending."""

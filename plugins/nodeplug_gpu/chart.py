@@ -48,6 +48,7 @@ def _driver(report: Mapping[str, Any]) -> Text:
     version = f" {driver['version']}" if driver["version"] not in {"", driver["name"]} else ""
     text = f"driver {driver['name']}{version}: {driver['state']}"
     text += f": {driver['reason']}" if driver["reason"] else ""
+    text += "; its devices are for claims" if report.get("serve") == "dra" else ""
     text += f"\n{report['conflict']}" if report["conflict"] else ""
     return Text(text + "\n", "" if driver["state"] == "running" and not report["conflict"] else "red")
 
@@ -57,7 +58,8 @@ def _unadvertised(card: Mapping[str, Any]) -> Text:
 
 
 def _pod(use: Mapping[str, Any]) -> str:
-    return f"{use['namespace']}/{use['pod']}"
+    """Return the pod, or the claim as long as it is not known whose it is."""
+    return f"{use['namespace']}/{use['pod']}" if use["pod"] else f"claim {', '.join(use['claims'])}"
 
 
 def _marks(cards: Sequence[Mapping[str, Any]]) -> Marks:
@@ -121,6 +123,8 @@ def _bar(card: Mapping[str, Any], marks: Marks) -> Text:
     if card["unconfirmed_units"]:
         parts.append((card["unconfirmed_units"], _UNCONFIRMED, "white"))
     for units, mark, colour in parts:
+        if not units:  # it has what one before it has, by the same claim
+            continue
         allocated += units
         end = min(round(WIDTH * allocated / card["units"]), WIDTH) if card["units"] else 0
         length = max(end - drawn, 1 if drawn < WIDTH else 0)  # the smallest allocation is visible
@@ -137,7 +141,8 @@ def _holders(card: Mapping[str, Any], marks: Marks) -> Iterator[Text]:
         text = Text().append(mark, f"reverse {colour}")
         memory = f" ({show_quantity(use['allocated_bytes'])})" if use["allocated_bytes"] else ""
         name = f" of {use['resource']}" if use["orphaned"] else ""
-        text.append(f" {_pod(use)}/{use['container']}  {use['units']}{name}{memory}")
+        who = f"{_pod(use)}/{use['container']}" if use["pod"] else _pod(use)
+        text.append(f" {who}  {use['units']}{name}{memory}")
         text.append(f", {show_quantity(use['used_bytes'])} in use" if use["used_bytes"] else "")
         text.append(f", busy {busy['sm']} %" if (busy := use["utilization_percent"]) is not None else "")
         if use.get("limits") not in {None, card["limits"]}:

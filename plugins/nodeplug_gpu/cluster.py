@@ -12,12 +12,13 @@ from typing import Final
 from nodeplug import ClusterReport, DeviceId, NodeConfigMap, PodReport, PodWarning
 from nodeplug.fields import show_quantity
 from nodeplug_gpu import gpushare_objects, report
-from nodeplug_gpu.allocations import Container
+from nodeplug_gpu.allocations import each_once
 from nodeplug_gpu.config import GpuConfig, Memory
 from nodeplug_gpu.free_memory import FreeCard, FreeMemory, PodName, annotation_of, encode
+from nodeplug_gpu.holders import Container
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.labels import labels
-from nodeplug_gpu.overuse import OveruseWatch
+from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.pool import PoolMember
 from nodeplug_gpu.sharing.memory import MemorySharing
 from nodeplug_gpu.sizes import unknown
@@ -86,7 +87,8 @@ class ClusterView:
     # --- what is free
 
     def _free(self) -> Iterator[FreeMemory]:
-        for entry in self.config.resources:
+        """Yield what is free of each resource; none where claims are allocated: the scheduler knows it from slices."""
+        for entry in () if self.tracker.host.serves_claims else self.config.resources:
             sharing = self.tracker.sharings.get(entry.resource)
             if not isinstance(entry, Memory) or not isinstance(sharing, MemorySharing):
                 continue
@@ -113,9 +115,9 @@ class ClusterView:
         card, units = member.card, sharing.advertised(member)
         held: set[str] = set()
         more = 0
-        for one in report.allocations_of(self.tracker.inventory, entry, card.uuid):
+        for one in each_once(report.allocations_of(self.tracker.inventory, entry, card.uuid)):
             if one.orphaned is None:
-                held.update(one.ids)  # several containers of a pod may hold the same ones
+                held.update(one.ids)
             else:
                 more += report.in_units(self.tracker, entry, member, one)
         free = max(units - len(held | member.withheld) - more, 0)
@@ -131,16 +133,12 @@ class ClusterView:
         for member in self.tracker.inventory.members_of(entry.resource):
             if unknown(entry, member.card):
                 continue
-            card, told = card_key(member.card.uuid), set[str]()
+            card = card_key(member.card.uuid)
             held = report.allocations_of(self.tracker.inventory, entry, member.card.uuid)
-            for one in sorted(held, key=lambda one: one.container.namespace in {"", _NOBODY}):
-                if not one.container.pod:
-                    continue
+            named = (one for one in held if one.container.pod)
+            for one in each_once(sorted(named, key=lambda one: one.container.namespace in {"", _NOBODY})):
                 units = found.setdefault(PodName(one.container.namespace or _NOBODY, one.container.pod), {})
-                fresh = set(one.ids) - told
-                told |= fresh if one.orphaned is None else set()
-                more = len(fresh) if one.orphaned is None else report.in_units(self.tracker, entry, member, one)
-                units[card] = units.get(card, 0) + more
+                units[card] = units.get(card, 0) + report.in_units(self.tracker, entry, member, one)
         return dict(sorted(found.items()))
 
     # --- pods
@@ -151,7 +149,7 @@ class ClusterView:
             if one.warned is not None:
                 warning = _unallocated(container, uuid, one.used)
                 if not one.unallocated:
-                    warning = _overused(container, uuid, one.used, one.allocated_bytes or 0)
+                    warning = _overused(container, uuid, one)
                 warnings.setdefault((container.namespace, container.pod), []).append(warning)
         annotated = self._annotated()
         for namespace, pod in sorted(warnings.keys() | annotated.keys()):
@@ -177,7 +175,10 @@ class ClusterView:
             for member in members
             if not unknown(entry, member.card)
             for one in report.allocations_of(self.tracker.inventory, entry, member.card.uuid)
-            if one.orphaned is None and one.container.pod and one.container.namespace not in {"", _NOBODY}
+            if one.orphaned is None
+            and not one.claims
+            and one.container.pod
+            and one.container.namespace not in {"", _NOBODY}
         ]
         pods = {(one.container.namespace, one.container.pod) for one in held}
         now = int(time.time() * 1e9)
@@ -192,12 +193,11 @@ class ClusterView:
             yield gpushare_objects.unhealthy(self.node, minors)
 
 
-def _overused(container: Container, uuid: str, used: int, allocated: int) -> PodWarning:
+def _overused(container: Container, uuid: str, one: Usage) -> PodWarning:
     return PodWarning(
         "GpuMemoryOverused",
-        f"container {container.name} uses {show_quantity(used)} of {uuid} and was allocated "
-        f"{show_quantity(allocated)}: its neighbours may run out of memory; give the container more units, or limit it "
-        "with mps",
+        f"container {container.name} {one.in_words(f' of {uuid}')}: its neighbours may run out of memory; give the "
+        "container more units, or limit it with mps",
     )
 
 

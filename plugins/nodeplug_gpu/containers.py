@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeplug_gpu.allocations import Container
+from nodeplug_gpu.holders import Container
 
 _ID: Final = re.compile(r"[0-9a-f]{64}")
 _LOG: Final = re.compile(

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from nodeplug import DeviceId, Holding
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Memory, Mig, Replicas, Resource, resource_names
+from nodeplug_gpu.holders import holder_of
 from nodeplug_gpu.ids import replica_number, whole
 
 _GPUSHARE: Final = "-_-"
@@ -21,9 +22,15 @@ _GPUSHARE: Final = "-_-"
 
 
 class _Holder(NamedTuple):
-    pod: str
+    who: str
     name: DeviceId
     seen: float
+
+
+def _in_words(holding: Holding) -> str:
+    """Return `pod namespace/name`, or `claim namespace/name`: the devices of a claim may be those of other settings."""
+    who = holder_of(holding)
+    return who.pod_in_words if who.claim else f"pod {who.pod_in_words}"
 
 
 @dataclass(slots=True)
@@ -65,7 +72,7 @@ class ForeignDevices:
             names = [entry.resource] if isinstance(entry, Memory) else resource_names(entry)
             for holding in (one for name in names for one in holdings.get(name, ())):
                 for name in holding.ids:
-                    holder = _Holder(f"{holding.namespace}/{holding.pod}", name, now)
+                    holder = _Holder(_in_words(holding), name, now)
                     if (owner := machine.owner(name)) is not None:
                         if not machine.lists(entry, mine, name):
                             self._by_card[owner] = holder
@@ -75,10 +82,10 @@ class ForeignDevices:
     def reason(self, resource: str, uuid: Uuid) -> str:
         """Return why a card must not be allocated, by an entry's main resource; empty when it may."""
         if (one := self._by_card.get(uuid)) is not None:
-            return f"pod {one.pod} has it from another device plugin ({one.name}); it is free once that pod has ended"
+            return f"{one.who} has it from another device plugin ({one.name}); it is free once that has ended"
         if (one := self._by_resource.get(resource)) is not None:
             return (
-                f"pod {one.pod} has {resource} from another device plugin ({one.name}), which does not tell of which "
+                f"{one.who} has {resource} from another device plugin ({one.name}), which does not tell of which "
                 "card; all are free once the last such pod has ended: drain the node"
             )
         return ""

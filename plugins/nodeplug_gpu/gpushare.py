@@ -41,8 +41,9 @@ def details(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
     pods: dict[tuple[str, str], dict[str, int]] = {}
     for card in cards:
         for use in card["containers"]:
-            allocated = pods.setdefault((use["pod"], use["namespace"]), {})
-            allocated[card["uuid"]] = allocated.get(card["uuid"], 0) + use["units"]
+            pod = use["pod"] or ", ".join(f"claim {one}" for one in use["claims"])
+            allocated = pods.setdefault((pod, use["namespace"]), {})
+            allocated[card["uuid"]] = allocated.get(card["uuid"], 0) + use["card_units"]
     heads = ["NAME", "NAMESPACE", *(f"GPU{card['index']}(Allocated)" for card in cards)]
     rows = [[*pod, *(str(one.get(card["uuid"], 0)) for card in cards)] for pod, one in sorted(pods.items())]
     percent = _percent(used, total)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from nodeplug import NodeConfigMap
-from nodeplug_gpu.allocations import Container
 from nodeplug_gpu.config import GpuConfig, Memory
+from nodeplug_gpu.holders import Container
 
 RESOURCE: Final = "aliyun.com/gpu-mem"
 NAMESPACE: Final = "kube-system"

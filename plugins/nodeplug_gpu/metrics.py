@@ -6,11 +6,13 @@ Refuses: to look anywhere but into the inventory and what the watch for overuse 
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from nodeplug import Metric, Sample
 from nodeplug_gpu import utilization
-from nodeplug_gpu.allocations import Container
+from nodeplug_gpu.allocations import each_once
 from nodeplug_gpu.config import GpuConfig
+from nodeplug_gpu.holders import Container
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.overuse import OveruseWatch
 from nodeplug_gpu.report import allocated_units, instance_entry, names_of, units
@@ -61,7 +63,14 @@ def _metrics(config: GpuConfig, tracker: InventoryTracker) -> Iterator[Metric]:
         [] if inventory.allocations_unknown else [Sample(float(allocated[uuid]), {"card": uuid}) for uuid in members],
     )
     yield Metric(
-        "gpu_container_allocated_bytes", "Memory of a card allocated to a container.", _allocated_bytes(inventory)
+        "gpu_container_allocated_bytes",
+        "Memory of a card allocated to a container; one claim's is that of each container that uses it.",
+        _container_bytes(inventory),
+    )
+    yield Metric(
+        "gpu_memory_allocated_bytes",
+        "Memory of a card allocated to containers, each byte once.",
+        _card_bytes(inventory),
     )
     running = float(inventory.snapshot.state == "running")
     yield Metric("gpu_driver_running", "1 while the driver answers.", [Sample(running, {"driver": config.driver})])
@@ -102,12 +111,21 @@ def _units(config: GpuConfig, tracker: InventoryTracker) -> list[Sample]:
     ]
 
 
-def _allocated_bytes(inventory: Inventory) -> list[Sample]:
-    return [
-        Sample(float(one.allocated_bytes), _labels(one.container, one.card))
-        for one in inventory.allocations
-        if one.allocated_bytes is not None
-    ]
+def _container_bytes(inventory: Inventory) -> list[Sample]:
+    """Return one sample for each set of labels: claims whose containers are not known have their namespace alone."""
+    allocated = Counter[tuple[Container, str]]()
+    for one in inventory.allocations:
+        if one.allocated_bytes is not None:
+            allocated[replace(one.container, claim=""), one.card] += one.allocated_bytes
+    return [Sample(float(size), _labels(*key)) for key, size in allocated.items()]
+
+
+def _card_bytes(inventory: Inventory) -> list[Sample]:
+    allocated = Counter[str]()
+    for one in each_once(inventory.allocations):
+        if one.allocated_bytes is not None:
+            allocated[one.card] += one.allocated_bytes
+    return [Sample(float(size), {"card": card}) for card, size in allocated.items()]
 
 
 def _usage(overuse: OveruseWatch) -> Iterator[Metric]:

@@ -3,7 +3,8 @@
 Owns: memory in use per container and card, for how long it has been too much, the warning, and, where the administrator
 wants it, the termination of the processes.
 Refuses: to guess: the memory of a process whose container is not known is unattributed, and the process is never
-terminated; nor is one whose container has, as far as kubelet reports, no allocation of the card.
+terminated; nor is one whose container has, as far as kubelet reports, no allocation of the card. Of containers that
+share a claim and exceed it together, the one that uses most is terminated.
 """
 
 import os
@@ -16,11 +17,12 @@ from typing import Final
 
 from nodeplug import Host
 from nodeplug.fields import show_quantity
-from nodeplug_gpu.allocations import Container
 from nodeplug_gpu.cards import GpuProcess, Utilization, Uuid
 from nodeplug_gpu.config import Memory, Overuse
 from nodeplug_gpu.containers import Containers
+from nodeplug_gpu.holders import Container
 from nodeplug_gpu.inventory import Inventory
+from nodeplug_gpu.sharers import Sharers, sharers
 
 TERM_TIMEOUT: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -42,6 +44,9 @@ class Usage:
         terminated: when its processes got SIGTERM.
         ending: those processes.
         utilization: how busy they keep the card; None where the driver does not tell.
+        sharers: who shares its claim; None where nobody does.
+        together: bytes that all of them use.
+        most: none of them uses more.
     """
 
     used: int
@@ -53,6 +58,22 @@ class Usage:
     terminated: float | None = None
     ending: tuple[int, ...] = ()
     utilization: Utilization | None = None
+    sharers: Sharers | None = None
+    together: int = 0
+    most: bool = True
+
+    def in_words(self, of: str = "") -> str:
+        """Return what it uses, `of` a card, and what it was allocated."""
+        more = f" ({show_quantity(self.together)} with those that share its claim)" if self.sharers is not None else ""
+        return f"uses {show_quantity(self.used)}{of}{more} and was allocated {show_quantity(self.allocated_bytes or 0)}"
+
+    def within(self, tolerance: int) -> bool:
+        """Whether it uses no more than it was allocated, alone and with those that share it."""
+        if self.sharers is not None:
+            most = self.sharers.allocated_bytes + tolerance * len(self.sharers.containers)
+            if self.together > most:
+                return False
+        return self.used <= (self.allocated_bytes or 0) + tolerance
 
 
 @dataclass(slots=True)
@@ -77,15 +98,22 @@ class OveruseWatch:
         now = self.clock()
         found, self.unattributed = self._measure(inventory.snapshot.processes)
         allocated = self._allocated(inventory)
+        shared = sharers(inventory.allocations)
         entries = self._entry_by_card(inventory)
+        unnamed = {(one.container.namespace, one.card) for one in inventory.allocations if one.container.claim}
         usage: dict[Key, Usage] = {}
         for key, processes in found.items():
-            used = sum(process.used or 0 for process in processes)
+            used = _used(processes)
             pids = tuple(sorted(process.pid for process in processes))
-            allocated_bytes, entry = allocated.get(key, (None, entries.get(key[1])))
+            # It may use a claim that kubelet has not named its containers of, as it never does of init containers.
+            other = None if (key[0].namespace, key[1]) in unnamed else entries.get(key[1])
+            allocated_bytes, entry = allocated.get(key, (None, other))
             busy = Utilization.together(process.utilization for process in processes)
             unallocated = allocated_bytes is None and entry is not None
             one = Usage(used, allocated_bytes, pids, unallocated=unallocated, utilization=busy)
+            if key in shared:
+                parts = [_used(found.get((who, key[1]), ())) for who in shared[key].containers]
+                one = replace(one, sharers=shared[key], together=sum(parts), most=used == max(parts))
             usage[key] = self._check(key, one, entry.overuse, now) if entry is not None else one
         self.usage = usage
 
@@ -127,7 +155,7 @@ class OveruseWatch:
         before = self.usage.get(key)
         if before is not None and before.terminated is not None and not set(before.ending) & set(one.pids):
             before = None  # they have ended; those that run now get the full grace period
-        if one.used <= (one.allocated_bytes or 0) + rules.tolerance:
+        if one.within(rules.tolerance):
             if before is not None and before.warned is not None:
                 self.host.log.info("%s is within its allocation again", _named(key))
             return one
@@ -151,16 +179,17 @@ class OveruseWatch:
             )
             return
         self.host.log.warning(
-            "%s uses %s and was allocated %s, for %.0f s now: its neighbours may run out of memory; give the container "
-            "more units, or limit it with mps",
+            "%s %s, for %.0f s now: its neighbours may run out of memory; give the container more units, or limit it "
+            "with mps",
             _named(key),
-            show_quantity(one.used),
-            show_quantity(one.allocated_bytes or 0),
+            one.in_words(),
             lasted,
         )
 
     def _terminate(self, key: Key, one: Usage, rules: Overuse, now: float) -> Usage:
         if rules.kill_after is None or one.unallocated or one.warned is None or now - one.warned < rules.kill_after:
+            return one
+        if one.terminated is None and not one.most:
             return one
         if one.terminated is None:
             self.host.log.warning("%s: its processes %s get SIGTERM", _named(key), _listed(one.pids))
@@ -182,6 +211,10 @@ class OveruseWatch:
                         signal.pidfd_send_signal(descriptor, number)
                 finally:
                     os.close(descriptor)
+
+
+def _used(processes: Iterable[GpuProcess]) -> int:
+    return sum(process.used or 0 for process in processes)
 
 
 def _named(key: Key) -> str:

@@ -36,6 +36,7 @@ from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuEvent, Snapshot, Uuid
 from nodeplug_gpu.cdi.specs import CdiSpecs
+from nodeplug_gpu.claimed import for_claims
 from nodeplug_gpu.cluster import ClusterView
 from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
 from nodeplug_gpu.driver import Driver
@@ -89,7 +90,7 @@ class Gpu:
     }
 
     def __init__(self, config: GpuConfig, host: Host) -> None:
-        self._config = config
+        self._config = for_claims(config) if host.serves_claims else config
         self._host = host
         self._wake = threading.Event()
         self._started = self._prepared = False
@@ -227,7 +228,8 @@ class Gpu:
             self._request_update()
             raise
         self._cdi.require(entry, grant)
-        self._tracker.allocated(request.resource, request.ids)
+        if request.claim is None or not request.claim.admin_access:
+            self._tracker.allocated(request.resource, request.ids)
         if self._tracker.withholds(request.resource):
             self._request_update()  # another card may have most of what is free now
         return grant

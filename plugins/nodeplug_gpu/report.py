@@ -10,10 +10,11 @@ from typing import Any
 
 from nodeplug import DeviceId, NotFound, ResourceName
 from nodeplug_gpu import beside, utilization
-from nodeplug_gpu.allocations import Allocation, Container
+from nodeplug_gpu.allocations import Allocation, each_once
 from nodeplug_gpu.cards import Card, CardPair, MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Mig, Resource, resource_names
 from nodeplug_gpu.health import Condition
+from nodeplug_gpu.holders import Container
 from nodeplug_gpu.ids import whole
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.kernel.held import Held
@@ -40,6 +41,7 @@ def document(
     pooled = {member.card.uuid for pool in inventory.pools.values() for member in pool.members}
     return {
         "node": tracker.host.node_name,
+        "serve": "dra" if tracker.host.serves_claims else "device-plugin",
         "driver": {
             "name": config.driver,
             "state": inventory.snapshot.state,
@@ -81,7 +83,7 @@ def _card(
 ) -> dict[str, Any]:
     inventory, card = tracker.inventory, member.card
     condition = inventory.conditions[card.uuid]
-    allocations = allocations_of(inventory, entry, card.uuid)
+    allocations = sorted(allocations_of(inventory, entry, card.uuid), key=lambda one: one.container)
     sharing = tracker.sharings.get(entry.resource)
     without = _limits(tracker, entry, card)
     limits = without if kernel is None else _with_kernel(kernel, entry, card.uuid, without)
@@ -102,9 +104,9 @@ def _card(
         "unconfirmed_units": tracker.allocations.pending_of_card(card.uuid, resource_names(entry)),
         "instances": [instance_entry(inventory, entry, member, one, allocations) for one in card.instances],
         "containers": [
-            _container(one, overuse.usage.get((one.container, card.uuid)), in_units(tracker, entry, member, one))
+            _container(one, overuse.usage.get((one.container, card.uuid)), in_units(tracker, entry, member, fresh))
             | _container_limits(held.get(one.container), limits, without, orphaned=one.orphaned is not None)
-            for one in sorted(allocations, key=lambda one: one.container)
+            for one, fresh in zip(allocations, each_once(allocations), strict=True)
         ],
         "unallocated_containers": [
             names_of(container) | {"used_bytes": one.used, "pids": list(one.pids)}
@@ -180,15 +182,21 @@ def allocated_units(tracker: InventoryTracker, entry: Resource, member: PoolMemb
     inventory, uuid = tracker.inventory, member.card.uuid
     if inventory.allocations_unknown:
         return None
-    reported = sum(in_units(tracker, entry, member, one) for one in allocations_of(inventory, entry, uuid))
+    allocations = each_once(allocations_of(inventory, entry, uuid))
+    reported = sum(in_units(tracker, entry, member, one) for one in allocations)
     pending = tracker.allocations.pending_of_card(uuid, resource_names(entry))
     return min(reported, units(tracker, entry, member)) + pending
+
+
+def allocated_ids(inventory: Inventory, resource: str) -> int:
+    """Return how many ids of a resource containers have."""
+    return len({name for one in inventory.allocations if one.resource == resource for name in one.ids})
 
 
 def in_units(tracker: InventoryTracker, entry: Resource, member: PoolMember, one: Allocation) -> int:
     """Return an allocation in current units: a card that is allocated in another way counts as a whole."""
     sharing = tracker.sharings.get(entry.resource)
-    if one.orphaned is None:
+    if one.orphaned is None or not one.ids:
         return len(one.ids)
     if isinstance(sharing, MemorySharing) and one.allocated_bytes is not None:
         return -(-one.allocated_bytes // sharing.unit)
@@ -222,6 +230,7 @@ def _seconds(condition: Condition) -> float:
 def _container(allocation: Allocation, usage: Usage | None, card_units: int) -> dict[str, Any]:
     return {
         **names_of(allocation.container),
+        "claims": list(allocation.claims),
         "resource": allocation.resource,
         "units": len(allocation.ids),
         "card_units": card_units,
@@ -268,7 +277,7 @@ def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str
     except NotFound as error:
         reason = error.message
     pending = tracker.allocations.pending_of(name)
-    allocated = sum(len(one.ids) for one in inventory.allocations if one.resource == name) + pending
+    allocated = allocated_ids(inventory, name) + pending
     counts = name != entry.resource and isinstance(entry, Memory)
     whole_instances = isinstance(entry, Mig) and not entry.replicas_in_words
     notes = [f"only counts the cards; ask for {entry.resource}"] if counts else []
@@ -299,6 +308,6 @@ def _orphaned_resources(inventory: Inventory) -> Iterator[dict[str, Any]]:
     kinds = {one.resource: one.orphaned for one in inventory.allocations if one.orphaned is not None}
     for name, sharing in kinds.items():
         numbers = {"devices": 0, "healthy": 0, "withheld": 0, "unconfirmed": 0, "unit_bytes": None, "policy": None}
-        allocated = sum(len(one.ids) for one in inventory.allocations if one.resource == name)
+        allocated = allocated_ids(inventory, name)
         note = "it is no longer advertised; containers keep what they were allocated"
         yield {"resource": name, "sharing": sharing, "allocated": allocated, "reason": "", "notes": [note], **numbers}

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Final
 
 from nodeplug import Metric, Sample
-from nodeplug_gpu.allocations import Container
 from nodeplug_gpu.cards import Telemetry, Utilization, Uuid
+from nodeplug_gpu.holders import Container
 
 _WHOLE: Final = 100
 

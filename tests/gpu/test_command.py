@@ -18,9 +18,9 @@ from nodeplug.commands import inspect
 from nodeplug.testing import BlockingKubelet, ScratchNode, host
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.allocations import Container
 from nodeplug_gpu.cards import Utilization, Uuid
 from nodeplug_gpu.config import GpuConfig
+from nodeplug_gpu.holders import Container
 from nodeplug_gpu.metrics import metrics as measured
 from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.tracker import InventoryTracker

@@ -14,10 +14,11 @@ import pytest
 from nodeplug import DeviceId, ResourceName
 from nodeplug.testing import host
 from nodeplug.testing.waiting import until
-from nodeplug_gpu.allocations import Allocation, Container
+from nodeplug_gpu.allocations import Allocation
 from nodeplug_gpu.cards import Card, GpuProcess, Snapshot, Uuid
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.containers import Containers
+from nodeplug_gpu.holders import Container
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.overuse import TERM_TIMEOUT, OveruseWatch
 from nodeplug_gpu.pool import Pool, PoolMember

@@ -166,6 +166,22 @@ def test_a_card_that_is_not_well_says_for_how_long_and_why(facts: dict[str, Any]
     assert drawn(report(card(**facts)))[2].endswith(f"8Gi  {shown}")
 
 
+def test_a_claim_is_named_until_its_containers_are_and_what_two_containers_share_is_drawn_once() -> None:
+    unnamed = use("", 2, container="", claims=["default/two"])
+    shared = [
+        use("a", 4, claims=["default/four"]),
+        use("a", 4, card_units=0, container="side", claims=["default/four"]),
+    ]
+    lines = drawn(report(card(unnamed, *shared, allocated_units=6)) | {"serve": "dra"})
+    assert lines[0].endswith("; its devices are for claims")
+    assert lines[4] == f"  [{'A' * 8}{'B' * 16}{'·' * 8}]  6/8 of aliyun.com/gpu-mem"
+    assert lines[5:8] == [
+        "  A claim default/two  2 (2Gi)",
+        "  B default/a/main  4 (4Gi)",
+        "  B default/a/side  4 (4Gi)",
+    ]
+
+
 def test_instances_are_told_with_what_they_are_advertised_as_and_who_holds_them() -> None:
     one = {"uuid": "MIG-1", "profile": "1g.10gb", "memory_bytes": 10 * GIB, "resource": "x.com/mig-1g"}
     one |= {"state": "healthy", "allocatable": True, "reason": "", "state_seconds": 5.0}

@@ -16,11 +16,12 @@ from typing import Final
 
 from nodeplug import DeviceId, Grant, Host, Journal, NotReady, PluginError
 from nodeplug_gpu.access import NodePaths, annotation_key
-from nodeplug_gpu.allocations import GRACE_PERIOD, Container
+from nodeplug_gpu.allocations import GRACE_PERIOD
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Replicas, Resource
 from nodeplug_gpu.containers import Containers
 from nodeplug_gpu.driver import Driver
+from nodeplug_gpu.holders import Container
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.kernel import spec
 from nodeplug_gpu.kernel.door import NAME, Door, Request

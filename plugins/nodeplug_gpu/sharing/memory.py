@@ -211,6 +211,11 @@ class MemorySharing:
             raise InvalidRequest(f"{request.resource} only counts the cards; request {self.config.resource} instead")
         members = {card_key(member.card.uuid): member for member in pool.members}
         chosen = by_card(request.ids)
+        if len(chosen) > 1 and request.claim is not None:
+            raise InvalidRequest(
+                f"request {request.claim.request} of claim {request.claim.namespace}/{request.claim.name} has units of "
+                f"{len(chosen)} cards, and a container sees one card: use a claim for each container"
+            )
         if len(chosen) > 1:
             raise Exhausted(self._no_card_fits(len(request.ids), members))
         member = members.get(next(iter(chosen), CardKey("")))
@@ -218,7 +223,8 @@ class MemorySharing:
             raise NotFound(f"{', '.join(request.ids[:1]) or 'no id'} names no card of {request.resource}")
         member.require_healthy()
         check_numbers(request, self.units(member))
-        self.told.grant(request.ids)
+        if request.claim is None:
+            self.told.grant(request.ids)
         common = access.grant(self.config.access, [access.GpuDevice(member.card)], self.paths)
         return Grant.merged(
             [common, Grant(env=self.environment(len(request.ids), member)), self._limits(request, member)]

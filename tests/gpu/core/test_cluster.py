@@ -16,11 +16,11 @@ import pytest
 from nodeplug import DeviceId, DevicePrefer, NodeConfigMap, ResourceName
 from nodeplug.testing import AdmissionError
 from nodeplug_gpu import gpushare_objects
-from nodeplug_gpu.allocations import Container
 from nodeplug_gpu.cluster import ClusterView
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.free_memory import FreeMemory, annotation_of, decode
 from nodeplug_gpu.gpushare_objects import Held
+from nodeplug_gpu.holders import Container
 from nodeplug_gpu.ids import by_card
 from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.placement import single_card

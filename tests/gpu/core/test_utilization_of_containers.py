@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console
 
 from nodeplug_gpu import report
-from nodeplug_gpu.allocations import Container
 from nodeplug_gpu.cards import GpuProcess, Telemetry, Utilization, Uuid
 from nodeplug_gpu.chart import chart
 from nodeplug_gpu.containers import Containers
+from nodeplug_gpu.holders import Container
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.metrics import metrics as measured
 from nodeplug_gpu.overuse import OveruseWatch
