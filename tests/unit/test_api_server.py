@@ -84,3 +84,14 @@ def test_a_stored_object_is_a_copy() -> None:
     assert found is not None
     found["spec"]["nodeName"] = "there"
     assert store.get(POD) != found
+
+
+def test_who_watches_from_a_state_that_is_forgotten_is_told_to_list() -> None:
+    store = Store(history=2)
+    for number in range(6):
+        store.put(POD, {"metadata": {"name": "one", "labels": {"n": str(number)}}})
+    (event,) = store.watched(Where("v1", "pods"), "", 1, 5)
+    assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
+    since = int(store.listed(Where("v1", "pods"), "")["metadata"]["resourceVersion"])
+    store.put(POD, {"metadata": {"name": "one"}})
+    assert next(store.watched(Where("v1", "pods"), "", since, 5))["object"]["metadata"]["resourceVersion"] == "7"

@@ -103,12 +103,19 @@ def merged(found: Any, patch: Any) -> Any:
 
 @dataclass
 class Store:
-    """Every object, and every change since the start, for those who watch."""
+    """Every object, and the changes since the start, for those who watch.
+
+    Attributes:
+        history: how many changes are kept at least; 0 means all. Who watches from before the first is told to list.
+        forgotten: how many are not kept any more.
+    """
 
     objects: dict[tuple[str, str, str], Object] = field(default_factory=dict)
     changes: list[tuple[str, tuple[str, str, str], Object]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
     closed: bool = False
+    history: int = 0
+    forgotten: int = 0
 
     def put(self, where: Where, found: Object) -> Object:
         """Store a new state of an object, and tell the watchers."""
@@ -131,14 +138,21 @@ class Store:
 
     def _tell(self, what: str, where: Where, found: Object) -> Object:
         copy: Object = json.loads(json.dumps(found))
-        copy["metadata"]["resourceVersion"] = str(len(self.changes) + 1)
+        copy["metadata"]["resourceVersion"] = str(self._version + 1)
         if what == "DELETED":
             del self.objects[where.key]
         else:
             self.objects[where.key] = copy
         self.changes.append((what, where.key, copy))
+        if self.history and len(self.changes) > 2 * self.history:
+            del self.changes[: self.history]
+            self.forgotten += self.history
         self.changed.notify_all()
         return copy
+
+    @property
+    def _version(self) -> int:
+        return self.forgotten + len(self.changes)
 
     def get(self, where: Where) -> Object | None:
         """Return a copy of an object, which may be changed and put back."""
@@ -151,7 +165,7 @@ class Store:
         with self.changed:
             found = [entry for key, entry in self.objects.items() if selects(where, selector, key, entry)]
             items = found[begin : begin + limit] if limit else found
-            metadata = {"resourceVersion": str(len(self.changes))}
+            metadata = {"resourceVersion": str(self._version)}
             if begin + len(items) < len(found):
                 metadata["continue"] = str(begin + len(items))
             return {"apiVersion": where.version, "kind": f"{where.kind}List", "metadata": metadata, "items": items}
@@ -161,10 +175,14 @@ class Store:
         end = time.monotonic() + seconds
         while not self.closed and time.monotonic() < end:
             news = self._changes_after(since, end - time.monotonic())
+            if news is None:
+                status = {"kind": "Status", "code": 410, "reason": "Expired", "message": f"{since} is too old"}
+                yield {"type": "ERROR", "object": status}
+                return
             for number, (what, key, entry) in enumerate(news, since):
                 if selects(where, selector, key, entry):
                     yield {"type": what, "object": entry}
-                elif what == "MODIFIED" and self._selected_before(number, where, selector, key):
+                elif what == "MODIFIED" and key[0] == where.resource and self._selected_before(number, where, selector, key):
                     yield {"type": "DELETED", "object": entry}
             since += len(news)
 
@@ -179,13 +197,16 @@ class Store:
 
     def _selected_before(self, number: int, where: Where, selector: str, key: tuple[str, str, str]) -> bool:
         """Whether the state of an object before a change was in a collection."""
-        before = next((entry for _, known, entry in reversed(self.changes[:number]) if known == key), None)
+        with self.changed:
+            earlier = self.changes[: max(0, number - self.forgotten)]
+        before = next((entry for _, known, entry in reversed(earlier) if known == key), None)
         return before is not None and selects(where, selector, key, before)
 
-    def _changes_after(self, since: int, seconds: float) -> list[tuple[str, tuple[str, str, str], Object]]:
+    def _changes_after(self, since: int, seconds: float) -> list[tuple[str, tuple[str, str, str], Object]] | None:
+        """Wait for changes after a resource version; None if some of them are forgotten."""
         with self.changed:
-            self.changed.wait_for(lambda: self.closed or len(self.changes) > since, seconds)
-            return self.changes[since:]
+            self.changed.wait_for(lambda: self.closed or self._version > since, seconds)
+            return None if since < self.forgotten else self.changes[since - self.forgotten :]
 
     def close(self) -> None:
         """End every watch."""

@@ -22,6 +22,8 @@ from nodeplug.testing.dra.validation import mistakes_of
 
 VERSION: Final = "resource.k8s.io/v1"
 _KINDS: Final = {"resourceslices": "ResourceSlice", "resourceclaims": "ResourceClaim", "deviceclasses": "DeviceClass"}
+_HISTORY: Final = 2000
+"""Changes that who watches may have missed; a server that runs for long would fill the memory otherwise."""
 _SUFFIX: Final = 5
 """Characters that the server appends to a `generateName`."""
 
@@ -54,6 +56,7 @@ class ResourceApi(ActedServer):
     def __init__(self, node: str = "node-1", *, lacks: Collection[str] = ()) -> None:
         self.node, self.lacks = node, frozenset(lacks)
         super().__init__(_Handler)
+        self.store.history = _HISTORY
         self.store.put(Where("v1", "nodes", "", node), {"metadata": {"name": node, "labels": {}}})
 
     # --- objects, without HTTP --------------------------------------------------------------------------------------
