@@ -112,17 +112,19 @@ class SpecFolder:
         with suppress(OSError):
             self._path(uid).unlink()
 
-    def restore(self, records: Collection[ClaimRecord]) -> None:
-        """Write what is missing, and remove what no record stands for.
+    def present(self) -> frozenset[str]:
+        """Return the uids of all claims that have a spec here."""
+        found = self.folder.glob(f"{self._prefix}*.json")
+        return frozenset(path.name.removeprefix(self._prefix).removesuffix(".json") for path in found)
+
+    def restore(self, records: Collection[ClaimRecord], ended: Collection[str]) -> None:
+        """Write what is missing, and remove the specs of claims that have ended.
 
         Raises:
             PluginError: the folder cannot be written.
         """
-        wanted = {self._path(one.claim.uid).name for one in records}
-        for path in self.folder.glob(f"{self._prefix}*.json"):
-            if path.name not in wanted:
-                with suppress(OSError):
-                    path.unlink()
+        for uid in ended:
+            self.remove(uid)
         for one in records:
             self.write(one)
 

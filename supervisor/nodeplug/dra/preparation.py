@@ -12,6 +12,7 @@ restarted one prepares anew for a new sandbox.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -118,11 +119,21 @@ class Preparation:
     async def restore(self) -> None:
         """Have every prepared claim's spec where the runtime looks, and no other.
 
+        A claim that somebody is at just now is left to them: its plugin may take its time, and others need theirs.
+
         Raises:
             PluginError: the folder cannot be written.
         """
-        prepared = [one for one in self.ledger.of(self.section) if one.phase == "prepared"]
-        await aside(lambda: self.specs.restore(prepared), f"CDI specs of {self.driver}")
+        present = await aside(self.specs.present, f"CDI specs of {self.driver}")
+        records = {one.claim.uid: one for one in self.ledger.of(self.section)}
+        locks = {uid: self._lock(uid) for uid in {*present, *records}}
+        async with AsyncExitStack() as held:
+            free = [uid for uid, lock in locks.items() if not lock.locked()]
+            for uid in free:  # without a pause, since nobody has them: what is decided now holds until it is done
+                await held.enter_async_context(locks[uid])
+            prepared = [records[uid] for uid in free if uid in records and records[uid].phase == "prepared"]
+            ended = {*free} & present - {one.claim.uid for one in prepared}
+            await aside(lambda: self.specs.restore(prepared, ended), f"CDI specs of {self.driver}")
 
     def _lock(self, uid: str) -> asyncio.Lock:
         """Return the lock of a claim, which goes with the last who waits for it."""
