@@ -182,7 +182,7 @@ class Store:
             for number, (what, key, entry) in enumerate(news, since):
                 if selects(where, selector, key, entry):
                     yield {"type": what, "object": entry}
-                elif what == "MODIFIED" and key[0] == where.resource and self._selected_before(number, where, selector, key):
+                elif what == "MODIFIED" and self._selected_before(number, where, selector, key):
                     yield {"type": "DELETED", "object": entry}
             since += len(news)
 
@@ -197,6 +197,8 @@ class Store:
 
     def _selected_before(self, number: int, where: Where, selector: str, key: tuple[str, str, str]) -> bool:
         """Whether the state of an object before a change was in a collection."""
+        if key[0] != where.resource:  # most changes, where there is much of everything
+            return False
         with self.changed:
             earlier = self.changes[: max(0, number - self.forgotten)]
         before = next((entry for _, known, entry in reversed(earlier) if known == key), None)
