@@ -25,6 +25,7 @@ class Cards:
 
     class Config(BaseModel, extra="forbid"):
         folder: Path
+        mark: int = 0
 
     def __init__(self, config: Config, host: Host) -> None:
         del host

@@ -9,8 +9,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.node.dra.cluster import CARDS, DRIVER, SECTION
 from tests.node.dra.objects import NODE
-from tests.node.dra.torture import CARDS, DRIVER, SECTION, DraTorture
+from tests.node.dra.torture import DraTorture
 
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.dra import DraKubelet, DraTimeouts, ResourceApi, Scheduler
@@ -37,9 +38,10 @@ def torture(short_path: Path, api: ResourceApi, scheduler: Scheduler) -> Iterato
     (folder / "held").mkdir(parents=True)
     (folder / "cards.json").write_text(json.dumps(CARDS))
     kubeconfig.write_text(api.kubeconfig)
+    configuration = CONFIGURATION.format(kubeconfig=kubeconfig, section=SECTION, folder=folder)
     node = ScratchNode(
         short_path,
-        CONFIGURATION.format(kubeconfig=kubeconfig, section=SECTION, folder=folder),
+        configuration,
         supervisor=SUPERVISOR,
         env={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
         fork=True,
@@ -48,7 +50,7 @@ def torture(short_path: Path, api: ResourceApi, scheduler: Scheduler) -> Iterato
     timeouts = DraTimeouts(retry=0.1, poll=0.02, health=0.2)
     with node, DraKubelet(short_path / "var" / "lib" / "kubelet", api, [cdi], timeouts=timeouts) as kubelet:
         kubelet.until_registered(DRIVER)
-        yield DraTorture(node, api, scheduler, kubelet, folder, cdi, Random(seed))
+        yield DraTorture(node, api, scheduler, kubelet, folder, cdi, Random(seed), configuration)
 
 
 def selectors() -> list[dict[str, dict[str, str]]]:

@@ -1,90 +1,50 @@
 """Claims and pods on a node whose daemon, kubelet and API server suffer whatever may happen.
 
-Owns: random steps, what kubelet and the scheduler try again by themselves, and what must be true after each step.
-Every choice comes from the seed; what the daemon does meanwhile does not, so a seed does not repeat a run exactly.
+Owns: random steps.
+Refuses: to judge (`cluster`). Every choice comes from the seed; what the daemon does meanwhile does not, so a seed does
+not repeat a run exactly.
 """
 
-import json
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from random import Random
-from typing import Any, Final
+from typing import Final
 
-from tests.node.dra.cards_guest import HANG, SIZE
+from tests.node.dra.cards_guest import HANG
+from tests.node.dra.cluster import DRIVER, Cluster, Lost, serving
 from tests.node.dra.objects import wants_part
 
-from nodeplug.fields import parse_quantity
-from nodeplug.hosts import CLAIMS
-from nodeplug.testing import ScratchNode
-from nodeplug.testing.dra import (
-    DraKubelet,
-    Pending,
-    PrepareFailed,
-    ResourceApi,
-    Scheduler,
-    UnprepareFailed,
-    UnresolvableDevices,
-)
-from nodeplug.testing.dra.gates import results_of
+from nodeplug.testing.dra import Pending, UnprepareFailed
 from nodeplug.testing.waiting import until
 
-SECTION: Final = "cards"
-DRIVER: Final = "cards.nodeplug.io"
-CARDS: Final = {"c0": 8, "c1": 8, "c2": 4}
 _MOST: Final = 12
 """Pods at once."""
 
 
-class Lost(AssertionError):
-    """A promise was broken."""
-
-
 @dataclass
-class DraTorture:
-    """One node and everybody around it.
+class DraTorture(Cluster):
+    """What may happen."""
 
-    Attributes:
-        node: its daemon is killed.
-        folder: of the plugin.
-        cdi: of the specs.
-        random: chooses.
-        starting: pods that were placed and do not run yet, with their claims.
-        living: pods that run, with their claims.
-        ending: pods that are to end.
-        story: what was done, for people.
-        ids: what each claim has got, by uid and request, from its first time on.
-        kills: of the daemon.
-        lives: pods that ended.
-    """
-
-    node: ScratchNode
-    api: ResourceApi
-    scheduler: Scheduler
-    kubelet: DraKubelet
-    folder: Path
-    cdi: Path
-    random: Random
-    starting: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    waiting: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    living: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    ending: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    story: list[str] = field(default_factory=list)
-    ids: dict[tuple[str, str], str] = field(default_factory=dict)
-    kills: int = 0
-    lives: int = 0
-    orphaned: bool = False
     _number: int = 0
-
-    # --- steps ------------------------------------------------------------------------------------------------------
 
     def play(self, steps: int) -> None:
         """Do so many random steps, and look after each."""
-        known: Mapping[Callable[[], None], int] = {
+        known = self._weights()
+        for step in self.random.choices([*known], weights=[*known.values()], k=steps):
+            self.story.append(step.__name__)
+            step()
+            self.try_again()
+            self.look()
+
+    def _weights(self) -> Mapping[Callable[[], None], int]:
+        """How often each thing happens; the daemon takes its time to start."""
+        return {
             self.begin_pod: 30,
             self.end_pod: 20,
             self.force_pod: 6,
@@ -92,20 +52,18 @@ class DraTorture:
             self.restart_kubelet: 4,
             self.forget_pod: 2,
             self.new_sandbox: 4,
-            self.kill_daemon: 3,
-            self.kill_while_preparing: 3,
-            self.kill_while_unpreparing: 3,
-            self.kill_at_any_moment: 3,
+            self.kill_daemon: 2,
+            self.kill_while_preparing: 2,
+            self.kill_while_unpreparing: 2,
+            self.kill_at_any_moment: 2,
             self.lose_spec: 1,
             self.harm_card: 4,
+            self.exchange_plugin: 2,
+            self.upgrade_daemon: 1,
+            self.lose_api: 2,
             self.wipe_slices: 2,
             self.cut_watch: 2,
         }
-        for step in self.random.choices([*known], weights=[*known.values()], k=steps):
-            self.story.append(step.__name__)
-            step()
-            self.try_again()
-            self.look()
 
     def begin_pod(self) -> None:
         """Make a pod with a claim of one or two requests."""
@@ -138,19 +96,13 @@ class DraTorture:
     def end_pod(self) -> None:
         """Delete a pod, whatever it does."""
         if pod := self._any([*self.living, *self.starting, *self.waiting]):
-            self._delete(pod)
+            self.delete(pod)
 
     def force_pod(self) -> None:
         """Delete a pod with --force: its claims are free before kubelet has heard of it."""
         if pod := self._any(self.living):
             self.scheduler.free(pod)
-            self._delete(pod)
-
-    def _delete(self, pod: str) -> None:
-        if self.waiting.pop(pod, None) is not None:
-            self.scheduler.free(pod)
-            return
-        self.ending[pod] = (self.living if pod in self.living else self.starting).pop(pod)
+            self.delete(pod)
 
     def restart_kubelet(self) -> None:
         """Restart kubelet, which deletes all slices."""
@@ -188,7 +140,7 @@ class DraTorture:
         if not self.starting:
             return
         pod, claims = self.random.choice([*self.starting.items()])
-        with self._hanging():
+        with Hanging(self.folder):
             thread = threading.Thread(target=self._succeeds, args=(partial(self.kubelet.admit, pod, claims),))
             thread.start()
             entered = self.folder / "in-allocate"
@@ -201,8 +153,8 @@ class DraTorture:
         """Kill the daemon while the plugin hears of the end of a claim."""
         if (pod := self._any(self.living)) is None:
             return
-        self._delete(pod)
-        with self._hanging():
+        self.delete(pod)
+        with Hanging(self.folder):
             with suppress(UnprepareFailed):
                 self._end(pod)
             if self.random.random() < 0.5:
@@ -218,7 +170,7 @@ class DraTorture:
             for pod, claims in self.starting.items()
         ]
         if (pod := self._any(self.living)) is not None:
-            self._delete(pod)
+            self.delete(pod)
             threads.append(threading.Thread(target=self._quietly, args=(partial(self.kubelet.end, pod),)))
         for thread in threads:
             thread.start()
@@ -243,6 +195,27 @@ class DraTorture:
         card = self.random.choice(sorted(cards))
         self._write_cards({**cards, card: -cards[card]})
 
+    def exchange_plugin(self) -> None:
+        """Change the section, so that the daemon exchanges the plugin."""
+        self._number += 1
+        self.node.configure(f"{self.configuration}config.mark = {self._number}\n")
+        os.kill(serving(self.node), signal.SIGHUP)
+
+    def upgrade_daemon(self) -> None:
+        """Have another daemon take the place of the one that serves."""
+        done = self.node.run("replace")
+        if done.returncode:
+            raise Lost(f"no daemon took over: {done.stdout}{done.stderr}; {self._tail}")
+        until(lambda: any(one.connected for one in self.kubelet.instances.of(DRIVER)))
+
+    def lose_api(self) -> None:
+        """Have no API server for a while in which pods begin and end."""
+        with self.api.failing(self.random.choice(["away", "broken", "lost answer", "slow", "conflict"])):
+            self.begin_pod()
+            self.end_pod()
+            self.random.choice([self.harm_card, self.wipe_slices, self.kill_daemon, self.end_pod])()
+            self.try_again()
+
     def wipe_slices(self) -> None:
         """Have somebody delete all slices."""
         self.api.wipe()
@@ -251,170 +224,9 @@ class DraTorture:
         """Break every watch."""
         self.api.cut()
 
-    # --- what others do by themselves -------------------------------------------------------------------------------
-
-    def try_again(self) -> None:
-        """Do once what the scheduler and kubelet do for ever."""
-        for pod in self.scheduler.retry():
-            self.starting[pod] = self.waiting.pop(pod)
-        for pod in list(self.ending):
-            with suppress(UnprepareFailed):
-                self._end(pod)
-        if self.orphaned:
-            with suppress(UnprepareFailed):
-                self.kubelet.reconcile()
-                self.orphaned = False
-        for pod, claims in list(self.starting.items()):
-            if self._succeeds(partial(self.kubelet.admit, pod, claims)):
-                self.living[pod] = self.starting.pop(pod)
-        self._delete_unused_claims()
-
-    def _end(self, pod: str) -> None:
-        if pod in self.kubelet.pods:
-            self.kubelet.end(pod)
-        del self.ending[pod]
-        self.scheduler.free(pod)
-        self.lives += 1
-
-    def _delete_unused_claims(self) -> None:
-        used = {name for claims in self._claims.values() for name in claims}
-        for claim in self.api.listed("resourceclaims"):
-            if claim["metadata"]["name"] not in used:
-                self.scheduler.delete(claim["metadata"]["name"])
-
-    # --- what must be true ------------------------------------------------------------------------------------------
-
-    def look(self) -> None:
-        """Look at what pods have.
-
-        Raises:
-            Lost: a promise was broken.
-        """
-        crimes = self.folder / "sold-twice"
-        if crimes.exists():
-            raise Lost(f"sold twice: {crimes.read_text()}")
-        holders: dict[str, str] = {}
-        for pod, claims in self.living.items():
-            until(partial(self._resolves, pod), found=partial(self._why, pod))
-            edits = self.kubelet.start_container(pod)
-            for name in claims:
-                self._look_at_claim(pod, name, edits.env, holders)
-
-    def _look_at_claim(self, pod: str, name: str, env: Mapping[str, str], holders: dict[str, str]) -> None:
-        info = self.kubelet.prepared.claims["default", name]
-        got = {key.removeprefix("IDS_"): ids for key, ids in env.items() if key.startswith("IDS_")}
-        for request, ids in got.items():
-            if self.ids.setdefault((info.uid, request), ids) != ids:
-                raise Lost(f"{pod}: claim {name} had {self.ids[info.uid, request]} and has {ids}; {self._tail}")
-            for one in ids.split():
-                if holders.setdefault(one, info.uid) != info.uid:
-                    raise Lost(f"{pod}: part {one} is in two claims; {self._tail}")
-        claim = self.api.get("resourceclaims", name, "default")
-        for result in results_of(claim or {}):
-            parts = got[result["request"]].split()
-            wanted = parse_quantity(result["consumedCapacity"]["memory"]) // SIZE
-            if len(parts) != wanted or {one.rpartition("-")[0] for one in parts} != {result["device"]}:
-                raise Lost(f"{pod}: {result} became {parts}; {self._tail}")
-
-    def settle(self) -> None:
-        """End everything, and see that nothing is left.
-
-        Raises:
-            AssertionError: something is.
-        """
-        self._write_cards(CARDS)
-        for pod in list(self._pods):
-            if pod not in self.ending:
-                self._delete(pod)
-
-        def ended() -> bool:
-            self.try_again()
-            return not self._pods and not self.orphaned
-
-        until(ended, found=lambda: f"{self._pods} {self._last_event}; {self._tail}")
-        until(lambda: not self.left(), found=lambda: f"left: {self.left()}; {self._tail}")
-        self.node.configure("")
-        self.node.reload()
-        until(lambda: not self.api.slices(), found=lambda: f"slices stay; {self.node.log[-2000:]}")
-        until(lambda: not list(self.kubelet.plugins_registry.iterdir()), found=lambda: "a socket stays")
-
-    def left(self) -> list[str]:
-        """What may not be there when every pod has ended: records, specs, what the plugin has granted, claims."""
-        folders = (self.cdi, self.folder / "held", self.node.paths.journal / CLAIMS)
-        files = [str(path) for one in folders if one.is_dir() for path in one.rglob("*") if path.is_file()]
-        claims = [str(one["metadata"]["name"]) for one in self.api.listed("resourceclaims")]
-        return files + claims + [str(place) for place in self.kubelet.prepared.claims]
-
-    # --- the node ---------------------------------------------------------------------------------------------------
-
-    def _kill(self) -> None:
-        self.node.kill()
-        self.kills += 1
-
-    def _start(self) -> None:
-        self.node.start()
-        self.kubelet.until_registered(DRIVER)
-
-    def _hanging(self) -> "_Hanging":
-        return _Hanging(self.folder)
-
-    def _cards(self) -> dict[str, int]:
-        found: dict[str, int] = json.loads((self.folder / "cards.json").read_text())
-        return found
-
-    def _write_cards(self, cards: Mapping[str, int]) -> None:
-        new = self.folder / "cards.new"
-        new.write_text(json.dumps(cards))
-        new.rename(self.folder / "cards.json")
-
-    def _usable(self, claims: Iterable[str]) -> bool:
-        """Whether the API still has a pod's claims: a forced one has none, and no sandbox is made for it."""
-        return all(self.api.get("resourceclaims", name, "default") for name in claims)
-
-    def _succeeds(self, work: Callable[[], Any]) -> bool:
-        try:
-            work()
-        except (PrepareFailed, UnresolvableDevices):
-            return False
-        return True
-
-    def _quietly(self, work: Callable[[], Any]) -> None:
-        with suppress(UnprepareFailed):
-            work()
-
-    def _resolves(self, pod: str) -> bool:
-        return self._succeeds(lambda: self.kubelet.start_container(pod))
-
-    def _why(self, pod: str) -> str:
-        try:
-            self.kubelet.start_container(pod)
-        except UnresolvableDevices as error:
-            return f"{pod}: {error}; {self._tail}"
-        return f"it resolves now; {self._tail}"
-
-    def _any(self, pods: Iterable[str]) -> str | None:
-        known = list(pods)
-        return self.random.choice(known) if known else None
-
-    @property
-    def _pods(self) -> list[str]:
-        return [*self._claims]
-
-    @property
-    def _claims(self) -> dict[str, tuple[str, ...]]:
-        return {**self.waiting, **self.starting, **self.living, **self.ending}
-
-    @property
-    def _last_event(self) -> str:
-        return next(reversed(self.kubelet.events), "no event")
-
-    @property
-    def _tail(self) -> str:
-        return f"after {len(self.story)} steps, the last ones: {' '.join(self.story[-12:])}"
-
 
 @dataclass
-class _Hanging:
+class Hanging:
     """For the length of a block, hooks of the plugin do not return."""
 
     folder: Path
