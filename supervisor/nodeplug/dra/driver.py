@@ -206,6 +206,7 @@ class Driver:
         except PluginError as error:
             self.served.problem = error.message
         if time.monotonic() - self._restored >= _RESTORE:
+            await self.served.sweep()  # a predecessor that was killed while it handed over has left some
             try:
                 await self.preparation.restore()
                 self.problem, self._restored = "", time.monotonic()

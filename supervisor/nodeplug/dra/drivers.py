@@ -105,7 +105,7 @@ class Drivers:
                     "the record of claim %s cannot be read, and what it has is not withheld: %s", entry.key, error
                 )
         for section in sorted({record.section for record in self.ledger.records.values()}):
-            await self._driver(section).served.sweep()
+            self._driver(section)
 
     def serve(self, plugin: str, routes: Collection[Route]) -> None:
         """Have a driver list what a section claims; none of it if the section serves it otherwise."""

@@ -75,6 +75,8 @@ class Served:
         Raises:
             PluginError: a socket cannot be bound.
         """
+        if self._socket is None:
+            await self.sweep()
         if self._socket is None or not await self.lane.run(self._socket.is_there):
             server = grpc.aio.server(options=_OPTIONS)
             self.services(server)

@@ -41,22 +41,14 @@ class Lost(AssertionError):
 
 
 @dataclass
-class Cluster:
-    """One node and everybody around it.
+class Served:
+    """A node that serves cards by claims, and those whom it serves.
 
     Attributes:
-        node: its daemon is killed.
+        node: with the daemon.
         folder: of the plugin.
         cdi: of the specs.
-        random: chooses.
         configuration: of the node; more keys of the section may be appended.
-        starting: pods that were placed and do not run yet, with their claims.
-        living: pods that run, with their claims.
-        ending: pods that are to end.
-        story: what was done, for people.
-        ids: what each claim has got, by uid and request, from its first time on.
-        kills: of the daemon.
-        lives: pods that ended.
     """
 
     node: ScratchNode
@@ -65,8 +57,26 @@ class Cluster:
     kubelet: DraKubelet
     folder: Path
     cdi: Path
-    random: Random
     configuration: str
+
+
+@dataclass
+class Cluster(Served):
+    """Pods on it.
+
+    Attributes:
+        random: chooses.
+        starting: pods that were placed and do not run yet, with their claims.
+        waiting: pods that do not fit at present.
+        living: pods that run.
+        ending: pods that are to end.
+        story: what was done, for people.
+        ids: what each claim has got, by uid and request, from its first time on.
+        kills: of the daemon.
+        lives: pods that ended.
+    """
+
+    random: Random
     starting: dict[str, tuple[str, ...]] = field(default_factory=dict)
     waiting: dict[str, tuple[str, ...]] = field(default_factory=dict)
     living: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,0 +1,78 @@
+"""The daemon with an acted-out cluster: what one step of the torture does, alone."""
+
+import json
+import os
+import signal
+
+import pytest
+from tests.node.dra.cluster import CARDS, DRIVER, Served
+from tests.node.dra.objects import wants_part
+
+from nodeplug.testing.waiting import until
+
+pytestmark = pytest.mark.unprivileged
+
+
+def sockets(served: Served) -> list[str]:
+    return [path.name for path in served.kubelet.plugins_registry.iterdir()]
+
+
+def test_a_killed_daemon_leaves_no_dead_socket_to_the_next_one_also_without_claims(served: Served) -> None:
+    before = sockets(served)
+    served.node.kill()
+    assert sockets(served) == before
+    served.node.start()
+    until(lambda: len(sockets(served)) == 1 and sockets(served) != before, found=lambda: str(sockets(served)))
+    served.kubelet.until_registered(DRIVER)
+
+
+def test_a_section_that_goes_takes_its_slices_and_its_socket_along(served: Served) -> None:
+    until(lambda: bool(served.api.slices()))
+    served.node.configure("")
+    os.kill(served.node.pid, signal.SIGHUP)
+    until(lambda: not served.api.slices() and not sockets(served), found=lambda: str(sockets(served)))
+
+
+def test_a_quiet_node_asks_for_nothing_but_its_watch(served: Served) -> None:
+    def listings() -> int:
+        return (served.folder / "listings").stat().st_size
+
+    until(lambda: bool(served.api.slices()))
+    first = listings()
+    until(lambda: listings() > first + 5)  # what it has written has come back in the watch by then
+    asked, later = list(served.api.asked), listings()
+    until(lambda: listings() > later + 10)
+    assert served.api.asked == asked
+    assert served.api.asked.count("WATCH resourceslices /") == 1
+
+
+def test_two_pods_share_a_card_and_a_third_comes_when_one_has_ended(served: Served) -> None:
+    (served.folder / "cards.json").write_text(json.dumps({"c0": CARDS["c0"]}))
+    until(lambda: [len(one["spec"].get("devices") or ()) for one in served.api.slices()] == [1])
+    for name, size in (("one", "5Gi"), ("two", "3Gi"), ("three", "2Gi")):
+        served.scheduler.claim(name, wants_part(size), pod=name)
+    for name in ("one", "two"):
+        served.scheduler.place(name, [name])
+    got = {name: served.kubelet.until_admitted(name, [name])["main"].env["IDS_gpu"].split() for name in ("one", "two")}
+    assert [len(ids) for ids in got.values()] == [5, 3]
+    assert not {*got["one"]} & {*got["two"]}
+    served.kubelet.until_ended("two")
+    served.scheduler.free("two")
+    served.scheduler.place("three", ["three"])
+    third = served.kubelet.until_admitted("three", ["three"])["main"].env["IDS_gpu"].split()
+    assert {*third} <= {*got["two"]}
+
+
+def test_a_pod_whose_claim_was_freed_by_force_keeps_its_parts_until_it_is_unprepared(served: Served) -> None:
+    (served.folder / "cards.json").write_text(json.dumps({"c0": CARDS["c0"]}))
+    until(lambda: [len(one["spec"].get("devices") or ()) for one in served.api.slices()] == [1])
+    for name in ("old", "new"):
+        served.scheduler.claim(name, wants_part("5Gi"), pod=name)
+    served.scheduler.place("old", ["old"])
+    served.kubelet.until_admitted("old", ["old"])
+    served.scheduler.free("old")
+    served.scheduler.place("new", ["new"])  # the API server has forgotten the old one
+    with pytest.raises(Exception, match="3 free of 8 parts, 5 wanted; held by claim default/old"):
+        served.kubelet.admit("new", ["new"])
+    served.kubelet.end("old")
+    assert len(served.kubelet.until_admitted("new", ["new"])["main"].env["IDS_gpu"].split()) == 5
