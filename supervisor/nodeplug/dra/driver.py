@@ -153,6 +153,7 @@ class Driver:
         """Return the pools that are listed, by name; a resource that was never listed has none yet."""
         listed = {names.pool_name(self.node, name): one for name, (one, _) in self._listings.items()}
         self._pools = {name: pool for name, pool in self._pools.items() if name in listed}
+        self._made_of = {name: known for name, known in self._made_of.items() if name in listed}
         for name, listing in listed.items():
             if listing.devices is not None:
                 self._bring(name, listing.resource, listing.devices)
