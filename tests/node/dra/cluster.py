@@ -6,6 +6,7 @@ Refuses: to do any harm (`torture`).
 
 import json
 import os
+import select
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -191,10 +192,8 @@ class Cluster(Served):
     # --- the node ---------------------------------------------------------------------------------------------------
 
     def _kill(self) -> None:
-        pid = serving(self.node)
-        os.kill(pid, signal.SIGKILL)
+        kill(serving(self.node))
         self.node.kill()  # of whom it takes the place, if it does
-        until(lambda: has_ended(pid))
         self.kills += 1
 
     def _start(self) -> None:
@@ -261,9 +260,13 @@ def serving(node: ScratchNode) -> int:
     return int(node.status()["pid"])
 
 
-def has_ended(pid: int) -> bool:
-    """Return whether a process is gone, or waits for its parent to notice."""
+def kill(pid: int) -> None:
+    """Kill a process that is not a child, and wait until all of its threads are gone, and its sockets with them."""
+    process = os.pidfd_open(pid)
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        ended = select.poll()
+        ended.register(process, select.POLLIN)
+        assert ended.poll(60_000), f"process {pid} survives SIGKILL"
+    finally:
+        os.close(process)
