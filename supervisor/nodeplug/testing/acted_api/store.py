@@ -137,7 +137,7 @@ class Store:
             return found and self._tell("DELETED", where, found)
 
     def _tell(self, what: str, where: Where, found: Object) -> Object:
-        copy: Object = json.loads(json.dumps(found))
+        copy = copied(found)
         copy["metadata"]["resourceVersion"] = str(self._version + 1)
         if what == "DELETED":
             del self.objects[where.key]
@@ -148,7 +148,7 @@ class Store:
             del self.changes[: self.history]
             self.forgotten += self.history
         self.changed.notify_all()
-        return copy
+        return copied(copy)
 
     @property
     def _version(self) -> int:
@@ -158,7 +158,7 @@ class Store:
         """Return a copy of an object, which may be changed and put back."""
         with self.changed:
             found = self.objects.get(where.key)
-            return json.loads(json.dumps(found)) if found else None
+            return copied(found) if found else None
 
     def listed(self, where: Where, selector: str, begin: int = 0, limit: int = 0) -> Object:
         """Return a list object, or a page of one."""
@@ -229,6 +229,12 @@ def selects(where: Where, selector: str, key: tuple[str, str, str], entry: Mappi
         if (value == wanted) == path.endswith("!"):
             return False
     return True
+
+
+def copied(found: Object) -> Object:
+    """Return a copy of an object, as if it had been sent and received."""
+    copy: Object = json.loads(json.dumps(found))
+    return copy
 
 
 def now() -> str:

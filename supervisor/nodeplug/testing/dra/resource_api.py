@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest
 from nodeplug.testing.acted_api.faults import ActedServer, FaultyHandler
-from nodeplug.testing.acted_api.store import Object, Where, merged, now
+from nodeplug.testing.acted_api.store import Object, Where, copied, merged, now
 from nodeplug.testing.dra.gates import without_gates
 from nodeplug.testing.dra.quantities import canonical_counters, canonical_device
 from nodeplug.testing.dra.validation import mistakes_of
@@ -67,8 +67,8 @@ class ResourceApi(ActedServer):
 
     def listed(self, resource: str, selector: str = "", namespace: str = "") -> list[Object]:
         """Return the objects that a field selector selects, by name."""
-        found: list[Object] = self.store.listed(Where(VERSION, resource, namespace), selector)["items"]
-        return sorted(found, key=lambda one: str(one["metadata"]["name"]))
+        found = self.store.listed(Where(VERSION, resource, namespace), selector)["items"]
+        return sorted(map(copied, found), key=lambda one: str(one["metadata"]["name"]))
 
     def slices(self, driver: str = "") -> list[Object]:
         """Return the slices of a driver, or all, by name."""

@@ -44,7 +44,7 @@ def selects(expression: str, driver: str, device: Device) -> bool:
         SelectorFailure: the device does not have what is compared.
         InvalidRequest: this stand-in does not know such an expression.
     """
-    return all(_holds(one.strip(), driver, device) for one in expression.split("&&"))
+    return all(_holds(one.strip(), driver, device) for one in expression.replace("'", '"').split("&&"))
 
 
 def _holds(condition: str, driver: str, device: Device) -> bool:
