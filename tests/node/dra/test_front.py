@@ -16,7 +16,7 @@ from nodeplug.testing.waiting import until
 
 SERVED = "gpu.nodeplug.io"
 CARDS = '[{ memory = "8GiB", uuid = "GPU-aaaaaaaa" }, { memory = "8GiB", uuid = "GPU-bbbbbbbb" }]'
-TIMEOUTS = DraTimeouts(retry=0.1, poll=0.02, wipe=2.0, health=0.1, call=20)
+TIMEOUTS = DraTimeouts(retry=0.1, poll=0.02, health=0.1, call=20)
 Start = Callable[..., "Served"]
 
 
