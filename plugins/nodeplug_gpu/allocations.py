@@ -208,6 +208,12 @@ class Allocations:
         with self._lock:
             self._pending.update({(resource, name): _Pending(card, now) for name, card in ids.items()})
 
+    def drop_pending(self, resource: str, ids: Iterable[DeviceId]) -> None:
+        """Note that nobody has these any more."""
+        with self._lock:
+            for name in ids:
+                self._pending.pop((resource, name), None)
+
     def pending_of_card(self, uuid: Uuid, resources: Iterable[str]) -> int:
         """Return how many ids of a card are pending, of some resources."""
         names = frozenset(resources)

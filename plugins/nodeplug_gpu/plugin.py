@@ -237,7 +237,8 @@ class Gpu:
     @hookimpl
     def device_released(self, request: DeviceReleased) -> None:
         """Update the inventory: an allocation has ended, and a card that is gone may be forgotten now."""
-        del request
+        if request.claim is not None:  # before its ids can be granted again; kubelet's device plugins tell it late
+            self._tracker.allocations.drop_pending(request.resource, request.ids)
         self._request_update()
 
     @hookimpl

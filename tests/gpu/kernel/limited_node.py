@@ -9,7 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeplug import Device, DeviceAllocate, DeviceList, Grant, Holding, Host, Journal, NotFound, ResourceName
+from nodeplug import (
+    Device,
+    DeviceAllocate,
+    DeviceList,
+    DeviceReleased,
+    Grant,
+    Holding,
+    Host,
+    Journal,
+    NotFound,
+    ResourceClaim,
+    ResourceName,
+)
 from nodeplug.testing import host
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.config import GpuConfig
@@ -43,6 +55,8 @@ class Node:
         resources: Sequence[Mapping[str, Any]] = (MEMORY,),
         section: str = "host",
         former: Sequence[Host] = (),
+        *,
+        claims: bool = False,
     ) -> Gpu:
         """Start the plugin; a former one has ended."""
         for before in self.made:
@@ -55,7 +69,7 @@ class Node:
             **({} if wanted is None else {"limits": wanted}),
         }
         (self.folder / section).mkdir(exist_ok=True)
-        given = host(self.folder / section, plugin=section, holders=self._holders, former=former)
+        given = host(self.folder / section, plugin=section, holders=self._holders, former=former, serves_claims=claims)
         self.made.append(Gpu(GpuConfig.model_validate(config), given))
         self.made[-1]._limits.containers = lambda: Containers(logs=self.folder / "containers")
         self.made[-1].start()
@@ -79,14 +93,38 @@ class Node:
         self.held.append(Holding(resource=resource, ids=ids, namespace="default", pod="web", container="main"))
         return granted
 
+    def claim(self, name: str, count: int, *containers: str) -> Grant:
+        """Allocate for a claim that some containers of one pod use."""
+        until(lambda: any(one.healthy for one in self.listed()))
+        taken = {name for one in self.held for name in one.ids}
+        devices = tuple(one for one in self.listed() if one.healthy and one.id not in taken)[:count]
+        ids = tuple(one.id for one in devices)
+        claim = ResourceClaim(uid=f"uid-{name}", namespace="default", name=name, request="gpu")
+        granted = self.made[-1].device_allocate(DeviceAllocate(resource=MEM, ids=ids, devices=devices, claim=claim))
+        self.held += [
+            Holding(resource=MEM, ids=ids, namespace="default", pod="web", container=one, claim=claim)
+            for one in containers
+        ]
+        return granted
+
+    def end_claims(self) -> None:
+        """End every claim: the daemon tells the plugin at once."""
+        ended, self.held = self.held, []
+        for one in ended:
+            self.made[-1].device_released(
+                DeviceReleased(
+                    resource=MEM, ids=one.ids, namespace=one.namespace, pod="", container="", claim=one.claim
+                )
+            )
+
     @property
     def spec(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "cdi" / spec.FILE).read_bytes()))
 
-    def container(self) -> tuple[str, int]:
+    def container(self, name: str = "main") -> tuple[str, int]:
         """Have a process in a cgroup of its own, as a runtime has before the program starts; return id and pid."""
         number = f"{len(self.sleepers):064x}"
-        (self.folder / "containers" / f"web_default_main-{number}.log").touch()
+        (self.folder / "containers" / f"web_default_{name}-{number}.log").touch()
         cgroup = self.cgroups.make()
         self.sleepers.append(subprocess.Popen(["sleep", "1000"]))
         (cgroup / "cgroup.procs").write_text(str(self.sleepers[-1].pid))
