@@ -78,6 +78,33 @@ def test_a_second_section_is_refused_and_both_are_named_with_what_to_do(node: Sc
     assert (plugins(node)["cards"]["state"], plugins(node)["cards"]["reason"]) == ("refused", wanted)
 
 
+@pytest.mark.parametrize("fronts", [("dra", "device-plugin"), ("device-plugin", "dra")])
+def test_two_sections_with_a_front_each_cannot_have_the_same_cards(node: ScratchNode, fronts: tuple[str, str]) -> None:
+    named = zip(("gpu", "cards"), (f"{MEMORY}\n{FIRST}", f"{EXCLUSIVE}\n{SECOND}"), fronts, strict=True)
+    made = [section(name, entry).replace("uses =", f'serve = "{front}"\nuses =') for name, entry, front in named]
+    node.configure("".join(made))
+    checked = node.run("check-config")
+    said = " ".join((checked.stdout + checked.stderr).split())
+    assert checked.returncode == 1
+    assert "plugin 'cards' of" in said
+    assert "claims exclusive:nvidia-gpus, which plugin 'gpu' of" in said
+
+
+@pytest.mark.parametrize("fronts", [("dra", "device-plugin"), ("device-plugin", "dra")])
+def test_one_resource_cannot_have_two_fronts(node: ScratchNode, fronts: tuple[str, str]) -> None:
+    made = [
+        f'[plugins.{name}]\nuses = "hostdev"\nserve = "{front}"\n[[plugins.{name}.config.resources]]\n'
+        f'resource = "example.com/null"\ngroups = [{{ nodes = [{{ path = "{path}" }}] }}]\n'
+        for name, front, path in zip(("one", "other"), fronts, ("/dev/null", "/dev/zero"), strict=True)
+    ]
+    node.configure("".join(made))
+    checked = node.run("check-config")
+    said = " ".join((checked.stdout + checked.stderr).split())
+    assert checked.returncode == 1
+    assert "plugin 'other' of" in said
+    assert "claims device:example.com/null, which plugin 'one' of" in said
+
+
 def test_a_second_section_that_is_added_changes_nothing_for_the_first(
     node: ScratchNode, kubelet: BlockingKubelet
 ) -> None:
