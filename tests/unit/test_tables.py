@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from nodeplug.cli import tables
+from nodeplug.observe.status import drivers_of_claims
 
 PLUGIN = {
     "name": "bridge",
@@ -108,6 +109,17 @@ def test_resources_tell_health_registration_and_sick_devices() -> None:
     assert "not registered" in shown
     assert "kubelet.sock does not exist" in shown
     assert "a1: gone" in shown
+
+
+def test_a_claim_tells_which_containers_use_it() -> None:
+    driver = {"driver": "gpu.nodeplug.io", "registered": True, "problem": "", "pools": []}
+    claims = [{"claim": "shop/five", "phase": "prepared", "ids": ["a-0", "a-1"]}]
+    users = {("shop", "five"): [("web-0", "main"), ("web-0", "side")]}
+    (made,) = drivers_of_claims([{**driver, "claims": claims}], lambda *claim: users[claim])
+    assert made["claims"][0]["containers"] == ["web-0/main", "web-0/side"]
+    shown = text(tables.status({**ANSWER, "dra": [made]}, 0)).splitlines()
+    place = next(number for number, line in enumerate(shown) if "shop/five (prepared)" in line)
+    assert [line.strip() for line in shown[place + 1 : place + 3]] == ["web-0/main", "web-0/side"]
 
 
 def test_attachments_tell_address_and_age() -> None:

@@ -128,7 +128,8 @@ def dra_drivers(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
             ill = f", {pool['unhealthy']} unhealthy" if pool["unhealthy"] else ""
             table.add("", "", pool["pool"], f"{pool['devices']}{ill}", "")
         for claim in row["claims"]:
-            table.add("", "", f"{claim['claim']} ({claim['phase']})", str(len(claim["ids"])), "")
+            users = [f"  {one}" for one in claim.get("containers", ())]
+            table.add("", "", "\n".join([f"{claim['claim']} ({claim['phase']})", *users]), str(len(claim["ids"])), "")
     return table
 
 

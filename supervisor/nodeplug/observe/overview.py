@@ -128,7 +128,7 @@ class Overview:
             "plugins": status.plugins(slots, reasons, self._used),
             "resources": status.resources(statuses, self.podresources.holders(), self.podresources.unconfirmed()),
             "csi": self.csi.status(),
-            "dra": self.claims.status(),
+            "dra": status.drivers_of_claims(self.claims.status(), self.podresources.users_of),
             "provisioner": self.provisioner.status(),
             "extender": self.extender.status(),
             "networks": self.networks.status(),

@@ -5,7 +5,7 @@ Refuses: rendering, and calls to plugins: status must work while plugins hang.
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -104,6 +104,23 @@ def resources(
         }
         rows.append(row)
     return rows
+
+
+def drivers_of_claims(
+    drivers: Iterable[Mapping[str, Any]], users: Callable[[str, str], Iterable[tuple[str, str]]]
+) -> list[dict[str, Any]]:
+    """Describe the drivers of Dynamic Resource Allocation, with the containers that use each of their claims.
+
+    Args:
+        drivers: as they describe themselves.
+        users: returns the pods and containers that use a claim, by its namespace and name.
+    """
+
+    def told(claim: Mapping[str, Any]) -> dict[str, Any]:
+        namespace, _, name = claim["claim"].partition("/")
+        return {**claim, "containers": [f"{pod}/{container}" for pod, container in users(namespace, name)]}
+
+    return [{**one, "claims": [told(claim) for claim in one["claims"]]} for one in drivers]
 
 
 def _unit(device: Device, holder: Holder | None) -> dict[str, Any]:

@@ -100,6 +100,12 @@ def test_claims_have_limits_names_and_figures_of_their_own_and_end(claimed: Clai
     assert (claimed.card["allocated_units"], claimed.card["unconfirmed_units"]) == (7, 0)
     until(lambda: len(claimed.metrics("container_allocated_bytes")) == 3)
     assert list(map(float, claimed.metrics("memory_allocated_bytes"))) == [float(7 << 30)]
+    (driver,) = claimed.node.status()["dra"]
+    assert {one["claim"]: one["containers"] for one in driver["claims"]} == {
+        "default/five": ["pod-five/main", "pod-five/side"],
+        "default/one": [],
+        "default/two": [],
+    }
     shown = claimed.node.run("gpu").stdout
     assert "pod-five/side" in shown
     assert "claim default/one" in shown
