@@ -13,10 +13,11 @@ def card(index: int, units: int, *pods: tuple[str, int], sharing: str = "memory"
         "index": index,
         "sharing": sharing,
         "units": units,
+        "card_units": units,
         "allocated_units": sum(held for _, held in pods),
         "unit_bytes": unit,
         "containers": [
-            {"namespace": "default", "pod": pod, "container": f"c{number}", "units": held}
+            {"namespace": "default", "pod": pod, "container": f"c{number}", "units": held, "card_units": held}
             for number, (pod, held) in enumerate(pods)
         ],
     }
