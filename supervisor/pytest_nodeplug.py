@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         BlockingKubelet,
         CniRuntimeFactory,
         CsiCallerFactory,
+        DraCluster,
         FlexCallerFactory,
         SchedulerFactory,
         ScratchNode,
@@ -113,6 +114,15 @@ def kubelet(scratch_node: ScratchNode) -> Iterator[BlockingKubelet]:
     from nodeplug.testing import BlockingKubelet  # noqa: PLC0415 - see the module's first lines
 
     with BlockingKubelet(scratch_node.root / "var" / "lib" / "kubelet") as made:
+        yield made
+
+
+@pytest.fixture
+def dra_cluster(scratch_node: ScratchNode) -> Iterator[DraCluster]:
+    """API server, scheduler and kubelet for claims of the node's devices, of sections with `serve = "dra"`."""
+    from nodeplug.testing import DraCluster  # noqa: PLC0415 - see the module's first lines
+
+    with DraCluster(scratch_node) as made:
         yield made
 
 

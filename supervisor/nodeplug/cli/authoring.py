@@ -77,6 +77,16 @@ def try_(
             show_default=False,
         ),
     ] = "",
+    serve: Annotated[
+        str,
+        typer.Option(
+            "--serve",
+            metavar="FRONT",
+            help="How devices are served: device-plugin, dra (claims that a scheduler allocates) or both; by default "
+            "as the section says.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Serve a plugin to kubelet and container runtime, acted out in a temporary folder, and show what they get.
 
@@ -86,7 +96,7 @@ def try_(
     """
     from nodeplug.cli.trial import Trial, options_of
 
-    raise typer.Exit(Trial(files, network, options_of(option or ()), secrets, isolation).run())
+    raise typer.Exit(Trial(files, network, options_of(option or ()), secrets, isolation, serve).run())
 
 
 def verify(

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.cli.group import read_file
+from nodeplug.cli.trial_claims import by_claim
 from nodeplug.commands import console, toml
 from nodeplug.config import PluginSection, load_drop_in
 from nodeplug.contract.errors import InvalidRequest, NotReady
@@ -39,6 +41,8 @@ from nodeplug.testing import (
     namespaces,
 )
 from nodeplug.testing.csi_caller.controller import created
+from nodeplug.testing.dra import Pending, PrepareFailed, UnprepareFailed, UnresolvableDevices
+from nodeplug.testing.fronts import fronts, served
 from nodeplug.testing.isolation import IN_WORDS, Isolation, isolated, isolations
 from nodeplug.testing.place_holder import filled
 from nodeplug.testing.pods import CniRuntimeFactory, CsiCallers, FlexCallers, url_prefix
@@ -52,6 +56,7 @@ _INSIDE: Final = "NODEPLUG_TRY_INSIDE"
 _FAILURES: Final = (
     *(AdmissionError, CniError, CsiFailure, ExtenderFailure, FlexFailure),
     *(LeftBehind, NotReady, TimeoutError, Unschedulable),
+    *(Pending, PrepareFailed, UnprepareFailed, UnresolvableDevices),
 )
 _POD: Final = Pod(name="pod", namespace="default", uid="0001")
 _PATIENCE: Final = 7.0
@@ -73,6 +78,8 @@ class Trial:
         secrets: a file with the volume's Secret, see `read_secrets`.
         isolation: how the daemon runs the plugins: thread, process, or both, one after the other; empty: as their
             sections say, and the daemon does by default.
+        serve: how the plugins serve devices: device-plugin, dra, or both, one after the other; empty: as their
+            sections say.
     """
 
     files: Sequence[Path]
@@ -80,6 +87,7 @@ class Trial:
     options: Mapping[str, str] = field(default_factory=dict)
     secrets: Path | None = None
     isolation: str = ""
+    serve: str = ""
 
     def run(self) -> int:
         """Serve, call, show and clean up; return the exit status, 1 when a call was refused or something is left.
@@ -96,6 +104,7 @@ class Trial:
                     check=False,
                 ).returncode
         ways = isolations(self.isolation) if self.isolation else (None,)
+        offered = fronts(self.serve) if self.serve else (None,)
         tables = [load_drop_in(path) for path in self.files]
         texts = [read_file(path).decode() for path in self.files]
         asked = {name: self._asked(name, section) for name, section in tables[0].items()}
@@ -106,8 +115,9 @@ class Trial:
         if beside:
             texts.append(toml({"plugins": beside}))
         try:
-            for way in ways:
-                self._try(screen, "\n".join(texts), asked, way)
+            for front, way in product(offered, ways):
+                plugins = "\n".join(texts)
+                self._try(screen, served(plugins, front, set(asked)) if front is not None else plugins, asked, way)
         except _FAILURES as error:
             screen.line("red", "✗", str(error))
             return 1
@@ -156,13 +166,17 @@ def _serve(screen: _Screen, node: ScratchNode, name: str, example: Mapping[str, 
     if row["state"] != "running":
         raise NotReady(f"plugin {name} is {row['state']}: {row['reason']}")
     styles: Mapping[str, Callable[[ScratchNode, str, Mapping[str, Any]], Iterator[tuple[str, str]]]]
-    styles = {"device": _device, "cni": _cni, "volume": _volume, "extender": _extender}
+    by_claims = node.configuration.plugins[name].serve == "dra"
+    device = by_claim if by_claims else _device
+    styles = {"device": device, "cni": _cni, "volume": _volume, "extender": _extender}
     where = f" {IN_WORDS[row['isolation']]}" if named else ""
     screen.line("green", "serve", f"plugin {name}{where} claims {', '.join(row['claims'])}")
     for hook in unmarked(find(row["uses"]).cls):
         screen.line("yellow", "unused", f"{hook} has no @hookimpl: nobody calls it")
     for claim in row["claims"]:
         kind, _, what = claim.partition(":")
+        if kind not in styles:  # such as a guard that no other plugin has the same: nobody calls it
+            continue
         try:
             for act, told in styles[kind](node, what, example):
                 screen.line("green", act, told)

@@ -14,6 +14,7 @@ from nodeplug.testing.cni_runtime import (
 from nodeplug.testing.conformance import Finding, Report, conformance
 from nodeplug.testing.csi_caller import CsiCaller, CsiDriverSpec, CsiFailure, CsiTimeouts, CsiVolume
 from nodeplug.testing.devices import DeviceHost, serve_devices
+from nodeplug.testing.dra import DraCluster
 from nodeplug.testing.exec_road import Ended, ExecRoad
 from nodeplug.testing.flex_caller import (
     Backoff,
@@ -50,6 +51,7 @@ __all__ = [
     "CsiVolume",
     "Delegated",
     "DeviceHost",
+    "DraCluster",
     "Ended",
     "ExecRoad",
     "Execution",

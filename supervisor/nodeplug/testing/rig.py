@@ -21,7 +21,9 @@ from pyroute2 import IPRoute
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.netns import Netns
 from nodeplug.testing import forked
+from nodeplug.testing.dra.resource_api import ResourceApi
 from nodeplug.testing.folders import remove, unmount_below
+from nodeplug.testing.fronts import serves_claims
 from nodeplug.testing.inventory import Inventory
 from nodeplug.testing.isolation import Isolation
 from nodeplug.testing.kubelet import BlockingKubelet
@@ -42,6 +44,9 @@ native_entrypoints = false
 podresources_poll = {DEVICE_POLL}
 """
 _EXTENDER: Final = '\n[extender]\nlisten = "127.0.0.1:0"\n'
+_DRA: Final = '\n[dra]\nkubeconfig = "{file}"\n'
+_NODE: Final = "node-1"
+"""Its name, where an API server is acted out: the daemon takes it for that of the machine otherwise."""
 _NETWORK: Final = ("link ", "address ", "nft ")
 _LOOP_CLR_FD: Final = 0x4C01  # linux/loop.h
 T = TypeVar("T")
@@ -83,6 +88,7 @@ class NodeRig:
         self._network_asked = False
         self._node: ScratchNode | None = None
         self._kubelet: BlockingKubelet | None = None
+        self._api: ResourceApi | None = None
         forked.prepare(self.env)  # before there is a network that would live as long as it
 
     @property
@@ -111,10 +117,21 @@ class NodeRig:
             isolation: how plugins run whose sections do not say; by default as the daemon decides.
         """
         env = {"PYTHONPATH": self.env["PYTHONPATH"], MARK: str(self.folder)}
-        supervisor = self._supervisor + ("" if "[extender]" in plugins else _EXTENDER)
+        supervisor = self._supervisor
+        if (api := self._api_for(plugins)) is not None:
+            (file := self.folder / "kubeconfig").write_text(api.kubeconfig, encoding="utf-8")
+            supervisor = f"{_named(supervisor)}{_DRA.format(file=file)}"
+        supervisor += "" if "[extender]" in plugins else _EXTENDER
         self._node = ScratchNode(self.folder, plugins, supervisor=supervisor, env=env, fork=True, isolation=isolation)
+        self._node.api = api
         self.untouched = self.inventory()
         return self._node
+
+    def _api_for(self, plugins: str) -> ResourceApi | None:
+        """Act out an API server if a section serves claims."""
+        if self._api is None and serves_claims(plugins):
+            self._api = self.on_host(lambda: ResourceApi(_NODE))
+        return self._api
 
     @property
     def kubelet(self) -> BlockingKubelet:
@@ -160,6 +177,8 @@ class NodeRig:
             self._kubelet.close()
         if self._node is not None:
             self._node.stop()
+        if self._api is not None:
+            self._api.close()
         kill_marked(self.folder)
         with suppress(PluginError):  # the removal of the folder reports what is still mounted
             unmount_below(self.folder)
@@ -231,6 +250,10 @@ def _host_netns() -> Netns:
     with made.entered(), IPRoute() as route:
         route.link("set", index=route.link_lookup(ifname="lo")[0], state="up")
     return made
+
+
+def _named(supervisor: str) -> str:
+    return supervisor if "node_name" in supervisor else f'{supervisor}node_name = "{_NODE}"\n'
 
 
 def _may_stay(line: str, patterns: Sequence[str]) -> bool:

@@ -13,13 +13,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from nodeplug.config import Configuration, Paths, load
 from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.exec.client import ask
 from nodeplug.testing import forked
 from nodeplug.testing.isolation import Isolation, isolated
+
+if TYPE_CHECKING:
+    from nodeplug.testing.dra.resource_api import ResourceApi
 
 _STARTING: Final = 60.0
 _ENDING: Final = 20.0
@@ -45,6 +48,9 @@ class ScratchNode:
         fork: fork the daemon from a process that has imported it, instead of starting Python: it starts within
             milliseconds, with another command line in /proc. With `within` it is executed all the same.
         isolation: how plugins run whose sections do not say; by default as the daemon decides.
+
+    Attributes:
+        api: the API server that its drivers of claims ask, where one is acted out; see `nodeplug.testing.dra`.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class ScratchNode:
         self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._paths: Paths | None = None
         self._isolation = isolation
+        self.api: ResourceApi | None = None
         self._head = "" if whole else f"version = 1\n[supervisor]\n{_as_root(supervisor)}\n"
         self.configure(plugins)
 

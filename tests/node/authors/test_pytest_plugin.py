@@ -24,6 +24,11 @@ uses = "wire:Wire"
 data_dir = "{scratch}/addresses"
 [plugins.scratch]
 uses = "scratch:Scratch"
+[plugins.hostdev]
+serve = "dra"
+[[plugins.hostdev.config.resources]]
+resource = "example.com/null"
+groups = [{ nodes = [{ path = "/dev/null" }] }]
 """
 NETWORK = """
 {"cniVersion": "1.0.0", "name": "net", "plugins": [
@@ -77,6 +82,12 @@ def test_the_tests_of_the_page_pass(run: Run) -> None:
     blocks = re.findall(r"```python\n(def test_.*?)```", PAGE.read_text(), flags=re.DOTALL)
     done = run(HEAD + "\n\n".join(blocks))
     assert f"{len(blocks)} passed" in done.stdout, done.stdout
+
+
+def test_the_cluster_of_a_node_without_claims_says_what_to_write(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text('[plugins.fuse]\nuses = "fuse:Fuse"\n')
+    done = run("def test_it(dra_cluster): pass")
+    assert 'no section of this node says serve = "dra"' in done.stdout, done.stdout
 
 
 def test_what_a_plugin_leaves_behind_fails_its_test_by_name(run: Run, tmp_path: Path) -> None:

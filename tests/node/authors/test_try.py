@@ -139,6 +139,11 @@ def test_a_refused_call_shows_what_the_caller_reads_and_the_log(tried: Try, tmp_
             ["--isolation", "fork"],
             "'fork' is no isolation; take thread, process or",
         ),
+        (
+            '[plugins.fuse]\nuses = "fuse:Fuse"',
+            ["--serve", "flex"],
+            "'flex' is no way to serve devices; take device-plugin, dra or both",
+        ),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--secrets", "absent"], "cannot read absent"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"\nenabled = false', [], "remove `enabled = false` from mine.toml"),
         (
@@ -196,6 +201,58 @@ def test_secrets_reach_the_driver_and_are_never_shown(tried: Try, tmp_path: Path
     assert "['password'] of 11 bytes do not suffice" in done.stdout, done.stdout + done.stderr
     assert "the password is ***" in done.stdout
     assert "tell-nobody" not in done.stdout + done.stderr
+
+
+CARD = """
+from nodeplug import Device, DeviceClaim, DeviceId, Grant, Part, hookimpl
+class Card:
+    def __init__(self, config, host): pass
+    @hookimpl
+    def claims(self):
+        return [DeviceClaim("example.com/card"), DeviceClaim("example.com/cards", counted=True)]
+    @hookimpl
+    def device_list(self, request):
+        if request.resource == "example.com/cards":
+            return [Device(DeviceId("card"))]
+        part = Part(DeviceId("card"), {"memory": 1 << 30})
+        return [Device(DeviceId(f"card-{n}"), part=part, attributes={"fast": True}) for n in range(5)]
+    @hookimpl
+    def device_allocate(self, request):
+        return Grant(env={"PARTS": str(len(request.ids))}, annotations={"note": "x"})
+"""
+
+
+def test_a_plugin_is_served_to_claims_and_to_kubelet_one_after_the_other(tried: Try) -> None:
+    done = tried('[plugins.fuse]\nuses = "fuse:Fuse"\n', "--serve", "both")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = done.stdout.splitlines()
+    assert "pod     a container asks for one example.com/fuse and gets" in told
+    assert "claim   a claim for one example.com/fuse gets fuse-0" in told
+    assert told.count("node    /dev/fuse as /dev/fuse (rw)") == 2
+
+
+def test_half_of_what_has_parts_is_claimed_and_what_is_lost_is_told(tried: Try, tmp_path: Path) -> None:
+    (tmp_path / "card.py").write_text(CARD)
+    done = tried('[plugins.card]\nuses = "card:Card"\nserve = "dra"\n')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[1:-1] == [
+        "driver  kubelet has registered card.nodeplug.io, and the scheduler sees its pool node-1/example.com/card",
+        "device  card: memory 5Gi in parts of 1Gi; fast=true",
+        "claim   a claim for 3Gi of memory of one example.com/card gets 3Gi of memory of card",
+        "pod     a container with that claim gets",
+        "env     PARTS=3",
+        "end     the pod is gone, and nothing is left of its claim: no CDI spec, no record, nothing to tell the plugin",
+        "lost    the annotation 'note': Dynamic Resource Allocation has none",
+        "count   example.com/cards is only counted: there are no claims of it",
+    ]
+
+
+def test_what_cannot_be_served_to_claims_is_told_with_its_reason(tried: Try, tmp_path: Path) -> None:
+    prepares = "    @hookimpl\n    def device_prestart(self, request): pass\n"
+    (tmp_path / "mine.py").write_text(DEVICE.replace("LISTING", 'return [Device(DeviceId("one"))]') + prepares)
+    done = tried('[plugins.mine]\nuses = "mine:Mine"\n', "--serve", "dra")
+    assert done.returncode == 1
+    assert "plugin 'mine' has device_prestart, which nobody calls for claims" in done.stdout.splitlines()[-1]
 
 
 WHERE = """

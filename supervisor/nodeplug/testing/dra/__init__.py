@@ -10,6 +10,7 @@ They follow Kubernetes 1.36 where a driver can notice, as docs/runtime-stand-ins
 """
 
 from nodeplug.testing.dra.cdi import CdiSpecs, Edits, UnresolvableDevices
+from nodeplug.testing.dra.cluster import DraCluster
 from nodeplug.testing.dra.kubelet import DraKubelet, PrepareFailed, UnprepareFailed
 from nodeplug.testing.dra.resource_api import Refused, ResourceApi
 from nodeplug.testing.dra.scheduler import Pending, Scheduler
@@ -17,6 +18,7 @@ from nodeplug.testing.dra.timeouts import DraTimeouts
 
 __all__ = [
     "CdiSpecs",
+    "DraCluster",
     "DraKubelet",
     "DraTimeouts",
     "Edits",
