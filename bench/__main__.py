@@ -57,6 +57,7 @@ def main() -> int:
     if arguments.page:
         page.write(json.loads((RESULTS / "latest.json").read_text()), arguments.page)
         page.write_claims(json.loads((RESULTS / "claims.json").read_text()), arguments.page)
+        page.write_claimed(json.loads((RESULTS / "claimed.json").read_text()), arguments.page)
         page.write_networks(json.loads((RESULTS / "networks.json").read_text()), arguments.page)
         page.write_extenders(json.loads((RESULTS / "extenders.json").read_text()), arguments.page)
         return 0

@@ -1,4 +1,4 @@
-"""`docs/performance.md` and its picture, from the results of runs of everything, of claims, extenders and networks.
+"""`docs/performance.md` and its picture, from the results of every run: of everything, claims, extenders, networks.
 
 Owns: the blocks between the marks of the page, and the file of the picture.
 Refuses: what stands outside the marks: people write that.
@@ -17,6 +17,7 @@ _CLAIMS: Final = re.compile(r"(<!-- claims -->\n).*?(<!-- end claims -->)", re.D
 
 
 _EXTENDERS: Final = re.compile(r"(<!-- extenders -->\n).*?(<!-- end extenders -->)", re.DOTALL)
+_CLAIMED: Final = re.compile(r"(<!-- claimed -->\n).*?(<!-- end claimed -->)", re.DOTALL)
 _NETWORKS: Final = re.compile(r"(<!-- networks -->\n).*?(<!-- end networks -->)", re.DOTALL)
 
 
@@ -46,6 +47,13 @@ def write_extenders(figures: Mapping[str, Any], docs: Path) -> None:
     page.write_text(
         _EXTENDERS.sub(lambda block: f"{block[1]}\n{report.extenders(figures)}\n\n{block[2]}", text), "utf-8"
     )
+
+
+def write_claimed(figures: Mapping[str, Any], docs: Path) -> None:
+    """Write the table of devices by claims into a folder that has the page."""
+    page = docs / "performance.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(_CLAIMED.sub(lambda block: f"{block[1]}\n{report.claimed(figures)}\n\n{block[2]}", text), "utf-8")
 
 
 def write_networks(figures: Mapping[str, Any], docs: Path) -> None:

@@ -113,6 +113,16 @@ EXTENDERS: Final = {
 }
 """Figures of a scheduler extender that answers at once, with their limits; 0 means none."""
 
+CLAIMED: Final = {
+    "published_p50_ms": ("from the start of a daemon until 640 units of 8 cards are in slices, ms", 1000.0),
+    "prepare_p50_ms": ("NodePrepareResources of one claim, its durable record and CDI spec included, ms", 20.0),
+    "prepare_p99_ms": ("the same, p99, ms", 0.0),
+    "unprepare_p50_ms": ("NodeUnprepareResources, ms", 0.0),
+    "told_p99_ms": ("from the fault of a card to the taint in its slice, the longest, ms", 300.0),
+    "quiet_requests": ("requests to the API server of a quiet node in 5 s, the watch aside", 0.0),
+}
+"""Figures of cards by claims, with their limits; 0 means none."""
+
 NETWORKS: Final = {
     "pod_add_p50_ms": ("ADD of a pod with three networks, one execution, ms", 0.0),
     "reference_pod_add_p50_ms": ("the same networks by three of the reference's bridge, in turn, ms", 0.0),
@@ -215,6 +225,13 @@ def extenders(figures: Mapping[str, Any]) -> str:
     ahead = ", client and daemon before everything else by SCHED_FIFO" if figures["real_time"] else ""
     where = f"{figures['machine']}, load average {figures['load_average']:.1f}{ahead}"
     rows = _limited_rows(figures, EXTENDERS)
+    return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
+
+
+def claimed(figures: Mapping[str, Any]) -> str:
+    """Return the table of devices by claims."""
+    where = f"{figures['machine']}, load average {figures['load_average']:.1f}"
+    rows = _limited_rows(figures, CLAIMED)
     return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
 
 

@@ -1,0 +1,8 @@
+"""The measure of cards by claims, with few of them: it runs, and names every figure of its table."""
+
+from bench import report
+from bench.claimed import measure
+
+
+def test_every_figure_of_the_table_is_measured() -> None:
+    assert {*report.CLAIMED} <= {*measure(1, 2, 1)}
