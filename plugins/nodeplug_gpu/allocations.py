@@ -208,6 +208,11 @@ class Allocations:
         with self._lock:
             self._pending.update({(resource, name): _Pending(card, now) for name, card in ids.items()})
 
+    def unreported(self, resource: str, ids: Iterable[DeviceId]) -> Sequence[DeviceId]:
+        """Return those of some ids that nobody is reported to hold."""
+        reported = self.reported.ids.get(resource, {})
+        return tuple(name for name in ids if name not in reported)
+
     def drop_pending(self, resource: str, ids: Iterable[DeviceId]) -> None:
         """Note that nobody has these any more."""
         with self._lock:

@@ -228,8 +228,11 @@ class Gpu:
             self._request_update()
             raise
         self._cdi.require(entry, grant)
-        if request.claim is None or not request.claim.admin_access:
+        if request.claim is None:
             self._tracker.allocated(request.resource, request.ids)
+        elif not request.claim.admin_access:  # a claim may be prepared again while its containers run
+            fresh = self._tracker.allocations.unreported(request.resource, request.ids)
+            self._tracker.allocated(request.resource, fresh)
         if self._tracker.withholds(request.resource):
             self._request_update()  # another card may have most of what is free now
         return grant

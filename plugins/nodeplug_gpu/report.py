@@ -281,6 +281,8 @@ def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str
     counts = name != entry.resource and isinstance(entry, Memory)
     whole_instances = isinstance(entry, Mig) and not entry.replicas_in_words
     notes = [f"only counts the cards; ask for {entry.resource}"] if counts else []
+    if counts and tracker.host.serves_claims:
+        notes = ["only counts the cards, and no claim can ask for it"]
     notes += beside.missing(entry.access, tracker.paths) if not counts else []
     if withheld := 0 if counts else sum(len(one.withheld) for one in inventory.members_of(entry.resource)):
         notes.append(f"{withheld} free units are withheld: with those of another card no container could use them")

@@ -93,13 +93,13 @@ class Node:
         self.held.append(Holding(resource=resource, ids=ids, namespace="default", pod="web", container="main"))
         return granted
 
-    def claim(self, name: str, count: int, *containers: str) -> Grant:
-        """Allocate for a claim that some containers of one pod use."""
+    def claim(self, name: str, count: int, *containers: str, again: bool = False, observes: bool = False) -> Grant:
+        """Allocate for a claim that some containers of one pod use; again, or without having anything by it."""
         until(lambda: any(one.healthy for one in self.listed()))
-        taken = {name for one in self.held for name in one.ids}
+        taken = set() if again or observes else {name for one in self.held for name in one.ids}
         devices = tuple(one for one in self.listed() if one.healthy and one.id not in taken)[:count]
         ids = tuple(one.id for one in devices)
-        claim = ResourceClaim(uid=f"uid-{name}", namespace="default", name=name, request="gpu")
+        claim = ResourceClaim(uid=f"uid-{name}", namespace="default", name=name, request="gpu", admin_access=observes)
         granted = self.made[-1].device_allocate(DeviceAllocate(resource=MEM, ids=ids, devices=devices, claim=claim))
         self.held += [
             Holding(resource=MEM, ids=ids, namespace="default", pod="web", container=one, claim=claim)

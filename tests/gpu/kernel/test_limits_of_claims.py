@@ -35,6 +35,21 @@ def test_a_hook_that_runs_twice_for_a_container_leaves_one_limit(node: Node) -> 
     until(lambda: node.told() == [("kernel", 3 * GIB)])
 
 
+def test_a_claim_that_is_prepared_again_or_only_observes_is_counted_once(node: Node) -> None:
+    plugin = node.plugin(claims=True)
+    asked = node.claim("three", 3, "main")
+
+    def allocated() -> tuple[int, int]:
+        (card,) = [one for one in plugin.inspect()["cards"] if one["uuid"] == FIRST]
+        return card["allocated_units"], card["unconfirmed_units"]
+
+    until(lambda: allocated() == (3, 0))
+    assert node.claim("three", 3, again=True) == asked
+    assert allocated() == (3, 0)
+    node.claim("watcher", 8, observes=True)
+    assert allocated() == (3, 0)
+
+
 def test_each_container_of_a_shared_claim_has_the_limit_of_all_of_it(node: Node) -> None:
     node.plugin(claims=True)
     granted = node.claim("three", 3, "main", "side")
