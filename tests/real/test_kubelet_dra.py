@@ -15,7 +15,7 @@ import pytest
 from tests.real.consumers import Lab, PrivateNode, open_lab, pod
 from tests.real.consumers.claims_of_devices import CLAIMS, devices, phase, put_claim, put_class, put_pod, slices
 from tests.real.consumers.control_plane import ControlPlane
-from tests.real.test_kubelet_gpu import MEMORY, PUBLISHED
+from tests.real.test_kubelet_gpu import MEMORY, PUBLISHED, ask
 from tests.real.test_kubelet_reload import reload
 
 from nodeplug import PluginError
@@ -151,6 +151,26 @@ def test_two_pods_share_a_card_by_amounts_and_a_third_waits_and_comes(lab: Lab, 
     drop(lab, plane, "three")
     running(lab, plane, "late")
     assert environment(lab, "late")["NVIDIA_VISIBLE_DEVICES"] == five["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_pods_that_share_a_claim_are_named_as_kubelet_tells_and_its_units_are_counted_once(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    two_cards(lab, plane)
+    run(lab, plane, "shared", "5Gi")
+    put_pod(plane, "beside", "shared")
+    running(lab, plane, "beside")
+
+    def told() -> list[tuple[str, list[str], int]]:
+        cards = ask(lab)["cards"]
+        return [(one["pod"], one["claims"], one["units"]) for card in cards for one in card["containers"]]
+
+    until(lab, "both pods", lambda: told() == [(name, ["default/shared"], 5) for name in ("beside", "shared")])
+    assert sorted(card["allocated_units"] for card in ask(lab)["cards"]) == [0, 5]
+    plane.delete("beside")
+    until(lab, "one pod", lambda: [name for name, *_ in told()] == ["shared"])
+    drop(lab, plane, "shared")
+    until(lab, "nobody", lambda: told() == [])
 
 
 def test_slices_are_back_after_a_restart_of_kubelet_and_its_pods_have_what_they_had(
