@@ -6,7 +6,18 @@ import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from nodeplug import Claim, CniAdd, CniResult, Host, VolumePublish, VolumeUnstage, hookimpl
+from nodeplug import (
+    Claim,
+    CniAdd,
+    CniResult,
+    DeviceAllocate,
+    DeviceReleased,
+    Grant,
+    Host,
+    VolumePublish,
+    VolumeUnstage,
+    hookimpl,
+)
 
 FOLDER = Path(os.environ.get("HOLD_FOLDER", "/nonexistent"))
 
@@ -36,6 +47,21 @@ class Hold:
         if request.network == "nodeplug":
             hold("add")
         return result
+
+    @hookimpl(wrapper=True)
+    def device_allocate(self, request: DeviceAllocate) -> Generator[None, Grant, Grant]:
+        """Hold what claims get, after it is granted."""
+        grant = yield
+        if request.claim is not None:
+            hold("allocate")
+        return grant
+
+    @hookimpl(wrapper=True)
+    def device_released(self, request: DeviceReleased) -> Generator[None, None, None]:
+        """Hold what claims give back, before their plugin has heard of it."""
+        if request.claim is not None:
+            hold("release")
+        yield
 
     @hookimpl(wrapper=True)
     def volume_publish(self, request: VolumePublish) -> Generator[None, None, None]:

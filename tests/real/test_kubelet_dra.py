@@ -33,6 +33,8 @@ names = ["loopback"]
 [[plugins.hostdev.config.resources]]
 resource = "{NULL}"
 groups = [{{ nodes = [{{ path = "/dev/null" }}] }}]
+[plugins.hold]
+uses = "hold:Hold"
 [plugins.gpu]
 serve = "dra"
 [plugins.gpu.config]
@@ -64,6 +66,7 @@ def lab(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str],
                 conflists=[PUBLISHED],
                 runtime=runtime,
                 control_plane=programs,
+                env={"PYTHONPATH": str(Path(__file__).parent), "HOLD_FOLDER": str(folder)},
                 csi=True,
             ) as made:
                 assert made.control_plane is not None
@@ -202,6 +205,31 @@ def test_a_daemon_that_was_killed_gives_a_claim_the_same_ids_and_none_of_them_to
     running(lab, plane, "kept", "during")
     assert prepared(lab)["kept"]["ids"] == ids
     assert not {*ids} & {*prepared(lab)["during"]["ids"]}
+
+
+def test_a_daemon_killed_inside_of_a_claims_preparation_prepares_it_with_the_same_ids(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    put_claim(plane, "cut", CLASS, {"memory": "5Gi"})
+    lab.kill_while_held("allocate", lambda: put_pod(plane, "cut", "cut"))
+    (record,) = (lab.daemon.paths.journal / "resource-claims").glob("*.json")
+    ids = json.loads(record.read_text())["data"]["held"][0]["ids"]
+    lab.daemon.start()
+    running(lab, plane, "cut")
+    assert prepared(lab)["cut"]["ids"] == ids
+
+
+def test_a_daemon_killed_before_a_plugin_has_heard_of_an_end_tells_it_and_gives_the_card_away_then(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    run(lab, plane, "ends", "8Gi")
+    lab.kill_while_held("release", lambda: plane.delete("ends"))
+    until(lab, "the end of a pod, which waits for no daemon", lambda: "ends" not in plane.scheduled())
+    plane.call("DELETE", f"{CLAIMS}/ends")
+    lab.daemon.start()
+    for name in ("one", "two"):
+        run(lab, plane, name, "8Gi")
+    assert [*prepared(lab)] == ["one", "two"]
 
 
 def test_a_pod_whose_predecessor_was_deleted_by_force_waits_until_that_is_unprepared(
