@@ -17,6 +17,7 @@ from nodeplug import Device, DeviceId, Part, ResourceName
 from nodeplug.dra.pools import Order, pool_of
 from nodeplug.dra.slices import Effect, slices_of
 from nodeplug.dra.stored import changes
+from nodeplug.testing.dra import Pending, ResourceApi, Scheduler
 from nodeplug.testing.waiting import until
 
 DRIVER, NODE, CLASS = "gpu.nodeplug.io", "node-1", "gpu"
@@ -201,3 +202,37 @@ def test_devices_of_the_second_slice_come_after_those_of_the_first(cluster: Clus
     assert cluster.gets("one") == "d64"
     assert cluster.gets("two") == "d65"
     assert cluster.waits("late")
+
+
+def acted_out(cluster: Cluster, wanted: dict[str, str]) -> dict[str, str]:
+    """Return what the scheduler that is acted out gives to claims of so much memory, with the slices of the cluster."""
+    found = {}
+    with ResourceApi(NODE) as api:
+        for one in cluster.plane.call("GET", SLICES)["items"]:
+            api.create("resourceslices", {"metadata": {"name": one["metadata"]["name"]}, "spec": one["spec"]})
+        scheduler = Scheduler(api)
+        scheduler.add_class(CLASS, f'device.driver == "{DRIVER}"')
+        for name, memory in wanted.items():
+            exactly: dict[str, Any] = {"deviceClassName": CLASS, "selectors": [{"cel": {"expression": NO_CANARY}}]}
+            exactly |= {"capacity": {"requests": {"memory": memory}}} if memory else {}
+            scheduler.claim(name, {"name": "gpu", "exactly": exactly})
+            try:
+                (placed,) = scheduler.place(name, [name])
+            except Pending:
+                found[name] = ""
+            else:
+                (got,) = placed["status"]["allocation"]["devices"]["results"]
+                found[name] = " ".join([got["device"], *got.get("consumedCapacity", {}).values()])
+    return found
+
+
+def test_the_scheduler_that_is_acted_out_gives_the_same(cluster: Cluster) -> None:
+    ill = Device(DeviceId("ill-0"), healthy=False, reason="lost", part=Part(DeviceId("ill"), {"memory": GI}))
+    cluster.publish([ill, *units("b", 8), *units("a", 4), *units("c", 2, ill=[0])])
+    amounts = ["5Gi", "2500Mi", "5Gi", "1", "", "3Gi", "1Gi", "1Gi", "9Gi", "2Gi"]
+    wanted = {f"claim-{number}": amount for number, amount in enumerate(amounts)}
+    for name, amount in wanted.items():
+        cluster.waits(name, amount)
+    found = {name: cluster.result(name) for name in wanted}
+    assert acted_out(cluster, wanted) == found
+    assert {*found.values()} > {"", "b 5Gi", "b 3Gi"}

@@ -48,6 +48,8 @@ def selects(expression: str, driver: str, device: Device) -> bool:
 
 
 def _holds(condition: str, driver: str, device: Device) -> bool:
+    if condition.startswith("!(") and condition.endswith(")"):
+        return not _holds(condition[2:-1], driver, device)
     if match := _DRIVER.fullmatch(condition):
         return match[1] == driver
     if match := _SHARED.fullmatch(condition):
