@@ -9,6 +9,7 @@ every later start of the container (kubernetes#141433): all are written again fr
 
 import json
 import os
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from nodeplug.dra.records import ClaimRecord
 _VERSION: Final = "0.5.0"
 _CLASS: Final = "claim"
 _MODE: Final = 0o644
+_ABANDONED: Final = 60.0
+"""Seconds after which nobody is writing a temporary file any more."""
 
 
 def kind_of(driver: str) -> str:
@@ -123,6 +126,10 @@ class SpecFolder:
         Raises:
             PluginError: the folder cannot be written.
         """
+        for path in self.folder.glob(f".{self._prefix}*.json.*"):  # of a write that was killed
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED:
+                    path.unlink()
         for uid in ended:
             self.remove(uid)
         for one in records:

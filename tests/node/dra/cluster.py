@@ -185,7 +185,9 @@ class Cluster(Served):
     def left(self) -> list[str]:
         """What may not be there when every pod has ended: records, specs, what the plugin has granted, claims."""
         folders = (self.cdi, self.folder / "held", self.node.paths.journal / CLAIMS)
-        files = [str(path) for one in folders if one.is_dir() for path in one.rglob("*") if path.is_file()]
+        found = [path for one in folders if one.is_dir() for path in one.rglob("*") if path.is_file()]
+        # A killed write leaves its temporary file, which a later look removes when it is old enough to be nobody's.
+        files = [str(path) for path in found if not path.name.startswith(".")]
         claims = [str(one["metadata"]["name"]) for one in self.api.listed("resourceclaims")]
         return files + claims + [str(place) for place in self.kubelet.prepared.claims]
 

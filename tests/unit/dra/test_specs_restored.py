@@ -1,6 +1,7 @@
 """Specs are looked after while claims come and go: what a look has seen may be old when it acts."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,5 +75,20 @@ def test_a_look_at_specs_does_not_wait_for_a_claim_whose_plugin_is_at_it(driver:
             assert not spec.exists()
         await driver.preparation.restore()
         assert spec.exists()
+
+    asyncio.run(story())
+
+
+def test_what_a_killed_write_has_left_is_removed_when_it_is_nobodys(driver: Prepared) -> None:
+    async def story() -> None:
+        driver.put("one", result("a", "1Gi"))
+        await driver.prepare("one")
+        (spec,) = driver.specs.iterdir()
+        old, new = (spec.with_name(f".{spec.name}.{pid}") for pid in (1, 2))
+        for path in (old, new):
+            path.touch()
+        os.utime(old, (0, 0))
+        await driver.preparation.restore()
+        assert {*driver.specs.iterdir()} == {spec, new}
 
     asyncio.run(story())
