@@ -17,6 +17,7 @@ from nodeplug import (
     DeviceAllocate,
     DeviceId,
     DeviceList,
+    DeviceReleased,
     Holding,
     InvalidRequest,
     NotFound,
@@ -248,7 +249,9 @@ def test_updates_without_a_change_ask_for_nothing(stage: Stage) -> None:
     plugin.start()
     stage.refreshed.clear()
     for _ in range(5):
-        plugin.device_released(None)  # type: ignore[arg-type] # it only looks again
+        plugin.device_released(
+            DeviceReleased(resource=MEM, ids=(DeviceId("0-0"),), namespace="default", pod="pod", container="main")
+        )
         time.sleep(0.02)
     assert stage.refreshed == []
 
