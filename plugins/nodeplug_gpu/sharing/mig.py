@@ -79,7 +79,8 @@ class MigInstances:
             NotFound, NotReady: one of them is no longer present, or it or its card is not healthy.
         """
         replicas = any(replica_number(name) is not None for name in request.ids)
-        if replicas and self.config.refuse_more_than_one and len(request.ids) > 1:
+        # As for replicas of a card: not for claims, which may be for all of it, and whose pods would wait for ever.
+        if replicas and self.config.refuse_more_than_one and len(request.ids) > 1 and request.claim is None:
             raise InvalidRequest(
                 f"{len(request.ids)} of {request.resource} wanted: one replica already shares the whole instance, and "
                 "more give no larger share; ask for 1 (refuse_more_than_one = false allows it)"

@@ -54,7 +54,8 @@ class TimeSlicing:
             InvalidRequest: more than one is refused by configuration, as it would give no larger share.
             NotFound, NotReady: a card is no longer present, or not healthy.
         """
-        if self.config.refuse_more_than_one and len(request.ids) > 1:
+        # A claim may be for all of a card, or look at it; and a pod that is refused one would wait for ever.
+        if self.config.refuse_more_than_one and len(request.ids) > 1 and request.claim is None:
             raise InvalidRequest(
                 f"{len(request.ids)} of {request.resource} wanted: one replica already shares the whole card, and more "
                 "give no larger share; ask for 1 (refuse_more_than_one = false allows it)"
