@@ -82,6 +82,7 @@ def test_every_rule_has_a_plugin_that_breaks_it() -> None:
         "zoo_process:Tame",
         "zoo_device:Tame",
         "zoo_device:Picky",
+        "zoo_claims:Tame",
         "zoo_cni:Tame",
         "zoo_volume:Tame",
         "zoo_volume:Attached",

@@ -4,8 +4,8 @@
     report.check()
 
 Owns: running rules one by one against a plugin and putting the findings together.
-Refuses: the rules themselves: `contract`, `device`, `grants`, `cni`, `volume`, `csi`, `provisioning`, `extender` and
-`process` have them.
+Refuses: the rules themselves: `contract`, `device`, `device_pools`, `grants`, `grants_by_claim`, `cni`,
+`volume`, `csi`, `provisioning`, `extender` and `process` have them.
 
 The plugin runs in the real daemon, a process of its own in a scratch folder, and is called through real sockets and
 executables, in network namespaces of the run. What belongs to the machine is not touched, as long as the plugin's
@@ -23,8 +23,10 @@ from nodeplug.testing.conformance import cni as _cni
 from nodeplug.testing.conformance import contract as _contract
 from nodeplug.testing.conformance import csi as _csi
 from nodeplug.testing.conformance import device as _device
+from nodeplug.testing.conformance import device_pools as _device_pools
 from nodeplug.testing.conformance import extender as _extender
 from nodeplug.testing.conformance import grants as _grants
+from nodeplug.testing.conformance import grants_by_claim as _grants_by_claim
 from nodeplug.testing.conformance import process as _process
 from nodeplug.testing.conformance import provisioning as _provisioning
 from nodeplug.testing.conformance import volume as _volume
@@ -36,8 +38,20 @@ from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.isolation import Isolations, isolations
 from nodeplug.volumes.masking import redact
 
-_ROOMS = (_contract, _device, _grants, _cni, _volume, _csi, _provisioning, _extender, _process)
-"""Importing a room registers its rules."""
+_ROOMS = (
+    _contract,
+    _device,
+    _device_pools,
+    _grants,
+    _grants_by_claim,
+    _cni,
+    _volume,
+    _csi,
+    _provisioning,
+    _extender,
+    _process,
+)
+"""Importing a room registers its rules, and their names are in the order in which rules of one style run."""
 
 __all__ = ["RULES", "Finding", "Outcome", "Report", "Rule", "conformance"]
 

@@ -50,6 +50,7 @@ class Examination:
         network: the `Network` of the rules for CNI, once there is one.
         granted: what the plugin granted on this node, once a rule has asked.
         rounds: the `Rounds` of the rules for processes, once there are some.
+        claimed: the `ClaimedNode` of the rules for claims, once there is one.
         poll: seconds between two lists in the daemon of the next node.
     """
 
@@ -77,6 +78,7 @@ class Examination:
         self.network: Any = None
         self.granted: Any = None
         self.rounds: Any = None
+        self.claimed: Any = None
 
     @property
     def patience(self) -> float:
@@ -177,6 +179,16 @@ class Examination:
         if name in self.failed:
             raise NotApplicable(f"{name} failed")
 
+    def another_rig(self, name: str) -> tuple[NodeRig, Subject]:
+        """Return one more node, which ends with the current one, and the plugin as it is configured there.
+
+        Args:
+            name: of its folder; keep it short.
+        """
+        rig = NodeRig(self.folder / name, python_path=self._told.python_path, supervisor=_SUPERVISOR)
+        self.closing.callback(rig.close)
+        return rig, self._told.within(rig.scratch)
+
     # --- the plugin in the daemon of a node
 
     def on_host(self, work: Callable[[], T]) -> T:
@@ -205,9 +217,17 @@ class Examination:
         self.asked = True
         if self.rig.node is not None:
             return self.rig.node
-        own = {"uses": self.subject.uses, "isolation": self.isolation, "config": self.subject.config}
-        sections = {SECTION: own, **self.subject.beside}
-        return self.rig.place(toml({"plugins": sections}))
+        return self.rig.place(self.sections(self.subject))
+
+    def sections(self, subject: Subject, **keys: Any) -> str:
+        """Return the `[plugins.*]` tables of a node, in TOML.
+
+        Args:
+            subject: the plugin, with the paths of that node.
+            keys: more of its section.
+        """
+        own = {"uses": subject.uses, "isolation": self.isolation, "config": subject.config, **keys}
+        return toml({"plugins": {SECTION: own, **subject.beside}})
 
     def stop(self) -> int:
         """Stop the daemon, which must have run on this node; whoever needs it next starts it again.

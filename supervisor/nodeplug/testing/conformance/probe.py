@@ -28,6 +28,7 @@ from nodeplug.contract.values import (
     DeviceList,
     DevicePrefer,
     DeviceReleased,
+    ResourceClaim,
     ResourceName,
     VolumeId,
     VolumeIdentify,
@@ -42,6 +43,7 @@ from nodeplug.loading.classes import Found, validate_config
 from nodeplug.loading.discovery import find
 from nodeplug.loading.examination import examine_hooks, unmarked
 
+_CLAIM: Final = ResourceClaim(uid="conformance-never", namespace="default", name="conformance", request="device")
 UNKNOWN_KEY: Final = "conformance-unknown-key"
 
 
@@ -234,6 +236,7 @@ class Probe:
         self.document["hooks"] = sorted(loaded.hooks)
         self.document["wrappers"] = sorted(loaded.examined.wrappers)
         self.document["claims"] = [[claim.kind, claim.name] for claim in loaded.claims]
+        self.document["counted"] = [claim.name for claim in loaded.claims if getattr(claim, "counted", False)]
         self.document["unmarked"] = sorted(unmarked(type(plugin)))
 
     def _more_claims(self, loaded: Instance) -> None:
@@ -269,10 +272,11 @@ class Probe:
             for turn in (1, 2)
         ]
         devices = [device for device in lists[0] or () if isinstance(device, Device)]
-        about: dict[str, Any] = {"ids": [device.id for device in devices], "size": 0, "refused": None}
+        about: dict[str, Any] = {"ids": [device.id for device in devices], "size": 0, "refused": None, "described": []}
         self.document["devices"][resource] = about
         with suppress(TypeError, ValueError, AttributeError):
             about["size"] = worst_case_size(devices)
+            about["described"] = [_described(one) for one in devices]
         try:
             encode_list(resource, devices)
         except PluginError as error:
@@ -280,11 +284,12 @@ class Probe:
         ids = tuple(device.id for device in devices if device.healthy)
         if ids:
             self._preferences(loaded, resource, ids)
-            released = DeviceReleased(
-                resource=resource, ids=ids[:1], namespace="default", pod="conformance", container="main"
-            )
-            for turn in ("", " again"):
-                self._hook(loaded, f"release {resource}{turn}", "device_released", request=released)
+            for what, pod, claim in (("release", "conformance", None), ("end of claim", "", _CLAIM)):
+                released = DeviceReleased(
+                    resource=resource, ids=ids[:1], namespace="default", pod=pod, container=pod, claim=claim
+                )
+                for turn in ("", " again"):
+                    self._hook(loaded, f"{what} {resource}{turn}", "device_released", request=released)
 
     def _preferences(self, loaded: Instance, resource: ResourceName, ids: tuple[DeviceId, ...]) -> None:
         few = ids[:8]
@@ -339,6 +344,11 @@ def _no_delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any
 
 def _ids(devices: Any) -> list[str]:
     return [str(getattr(device, "id", device)) for device in devices or ()]
+
+
+def _described(device: Device) -> dict[str, Any]:
+    part = None if device.part is None else [device.part.of, dict(device.part.amount)]
+    return {"id": device.id, "part": part, "attributes": dict(device.attributes), "capacity": dict(device.capacity)}
 
 
 def _texts(answer: Any) -> list[str] | None:
