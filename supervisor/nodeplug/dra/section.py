@@ -6,6 +6,7 @@ Refuses: everything else (`drivers`).
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 from nodeplug.config import Configuration, DraSection
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.values import DeviceClaim, DeviceId, Holding, ResourceName
+from nodeplug.dra.leftovers import remove_dead_sockets
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.slot import Route
 from nodeplug.process.aside import aside
+from nodeplug.process.lane import Lane, Unanswered
 
 if TYPE_CHECKING:
     from nodeplug.dra.driver import WhoHolds
@@ -59,6 +62,10 @@ class DynamicResources(ServedDevices):
     async def recover(self) -> None:
         """Find what an earlier daemon has prepared, before anybody asks for more."""
         sections = self.configuration.serving("dra")
+        registrations = self.configuration.supervisor.paths.plugins_registry
+        sweeping = partial(remove_dead_sockets, registrations.parent / "plugins", registrations)
+        with suppress(Unanswered):
+            await Lane("kubelet's folders of DRA sockets").run(sweeping)
         if not sections and not await aside(partial(_has_records, self.journal.folder), "records of claims"):
             return
         drivers = self._begin()

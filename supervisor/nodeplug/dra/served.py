@@ -20,17 +20,17 @@ from typing import Any, Final
 import grpc.aio
 
 from nodeplug.contract.errors import PluginError
+from nodeplug.dra.leftovers import REGISTRATION, remove_dead_sockets
 from nodeplug.pb import pluginregistration_v1_pb2 as pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as pb_grpc
 from nodeplug.process.lane import Lane, Unanswered
-from nodeplug.process.private_socket import Bound, remove_if_dead, serve
+from nodeplug.process.private_socket import Bound, serve
 
 LOG: Final = logging.getLogger(__name__)
 VERSIONS: Final = ("v1.DRAPlugin",)
 """What is served, as kubelet names versions: not the name of the gRPC service (pkg/kubelet/cm/dra/plugin)."""
 _OPTIONS: Final = (("grpc.so_reuseport", 0),)
 _STOP_GRACE: Final = 1.0
-_REGISTRATION: Final = "-reg.sock"
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Served:
             self.registered, self.problem = False, self._unasked
             registrar = grpc.aio.server(options=_OPTIONS)
             pb_grpc.add_RegistrationServicer_to_server(_Registration(self), registrar)
-            path = self.registrations / f"{self.driver}-{_number()}{_REGISTRATION}"
+            path = self.registrations / f"{self.driver}-{_number()}{REGISTRATION}"
             self._registration = await serve(registrar, self.lane, lambda: _bound(path, registrar))
             self._registrar, old = registrar, self._registrar
             await _stop(old)
@@ -104,12 +104,7 @@ class Served:
             await self.lane.run(self._sweep)
 
     def _sweep(self) -> None:
-        for path in (
-            *self.registrations.glob(f"{self.driver}-*{_REGISTRATION}"),
-            *self.folder.glob("dra-*.sock"),
-        ):
-            if remove_if_dead(path):
-                LOG.info("removed the dead socket %s", path)
+        remove_dead_sockets(self.plugins, self.registrations, self.driver)
 
     def judged(self, verdict: pb.RegistrationStatus) -> None:
         """Take kubelet's verdict; one that refuses asks again by itself, every second."""

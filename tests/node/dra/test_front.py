@@ -159,3 +159,12 @@ def test_claims_are_spread_where_that_is_asked_for(start: Start) -> None:
     first = served.admit("one", "3Gi")["NVIDIA_VISIBLE_DEVICES"]
     until(lambda: served.api.slices()[0]["spec"]["pool"]["generation"] > 1)
     assert served.admit("two", "3Gi")["NVIDIA_VISIBLE_DEVICES"] != first
+
+
+def test_a_daemon_without_sections_for_claims_removes_the_sockets_of_one_that_was_killed(start: Start) -> None:
+    served = start().ready()
+    kubelets = served.root / "var/lib/kubelet"
+    served.node.kill()
+    served.node.configure("")
+    served.node.start()
+    assert not [*kubelets.glob(f"plugins_registry/{SERVED}-*"), *kubelets.glob(f"plugins/{SERVED}/dra-*")]
