@@ -202,8 +202,8 @@ class Parts:
         )
 
     def _held(self, resource: ResourceName) -> Collection[DeviceId]:
-        """Return what of a resource containers hold, whichever section served it to them."""
-        return self.podresources.holders().get(resource, {}).keys()
+        """Return what of a resource containers hold, or held until lately, and their plugin has not heard of it."""
+        return self.podresources.holders().get(resource, {}).keys() | self.podresources.untold(resource)
 
     def _freed(self, resource: ResourceName) -> None:
         """List a resource again of which a claim has had something; it has the front of kubelet's plugins by now."""

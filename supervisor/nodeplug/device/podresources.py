@@ -208,6 +208,10 @@ class PodResources:
         """Return who holds each id, as far as is known; see `unconfirmed`."""
         return by_resource(self._known())
 
+    def untold(self, resource: ResourceName) -> frozenset[DeviceId]:
+        """Return the ids of a resource that containers hold, or that a plugin has not heard of since they do not."""
+        return frozenset(by_resource(self._seen).get(resource, {}))
+
     def unconfirmed(self) -> Mapping[ResourceName, frozenset[DeviceId]]:
         """Return the ids whose holders are only known from the past: kubelet is away, or does not know all pods yet."""
         silent = bool(self.error) or not self._answered

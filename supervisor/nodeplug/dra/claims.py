@@ -56,11 +56,14 @@ def decode(claims: Sequence[pb.Claim]) -> list[ClaimReference]:
 
 
 def encode_prepared(devices: Sequence[PreparedDevice]) -> pb.NodePrepareResourceResponse:
-    """Write the answer for one claim."""
+    """Write the answer for one claim; kubelet knows a request by its own name, without that of a subrequest."""
     made = pb.NodePrepareResourceResponse()
     for one in devices:
         added = made.devices.add(
-            request_names=[one.request], pool_name=one.pool, device_name=one.device, cdi_device_ids=one.cdi
+            request_names=[one.request.partition("/")[0]],
+            pool_name=one.pool,
+            device_name=one.device,
+            cdi_device_ids=one.cdi,
         )
         if one.share_id:
             added.share_id = one.share_id
@@ -89,7 +92,7 @@ def read(claim: Mapping[str, Any], wanted: ClaimReference, driver: str) -> Alloc
     devices = allocation.get("devices") or {}
     results = [one for one in devices.get("results") or () if one.get("driver") == driver]
     try:
-        shares = tuple(map(_share, results))
+        shares = tuple(_share(one, driver) for one in results)
         config = tuple(_config(devices.get("config") or (), driver))
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(f"the allocation of claim {wanted} cannot be read: {error!r}") from None
@@ -98,14 +101,14 @@ def read(claim: Mapping[str, Any], wanted: ClaimReference, driver: str) -> Alloc
     return Allocation(wanted.uid, wanted.namespace, wanted.name, shares, config)
 
 
-def _share(result: Mapping[str, Any]) -> Share:
+def _share(result: Mapping[str, Any], driver: str) -> Share:
     consumed = result.get("consumedCapacity") or {}
     return Share(
         request=str(result["request"]),
         pool=str(result["pool"]),
         device=str(result["device"]),
         share_id=str(result.get("shareID") or ""),
-        consumed={name.rpartition("/")[2]: parse_quantity(str(amount)) for name, amount in consumed.items()},
+        consumed={name.removeprefix(f"{driver}/"): parse_quantity(str(amount)) for name, amount in consumed.items()},
         admin=bool(result.get("adminAccess")),
     )
 

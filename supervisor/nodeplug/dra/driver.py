@@ -24,7 +24,9 @@ from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
 Order = Literal["listed", "most-free-first"]
-_LAST_ALLOCATE: Final = 2.0
+UNCONFIRMED: Final = 10.0
+"""Seconds that slices of an earlier daemon stay as they were while there is no list that could confirm them."""
+_LAST_ALLOCATE: Final = 4.0
 """Seconds that an Allocate may take that had begun when the section moved, until kubelet tells of it."""
 _PATIENCE: Final = 15.0
 _TURN: Final = 0.1
@@ -85,6 +87,7 @@ class Driver:
     _restored: float = float("-inf")
     _releasing: asyncio.Task[None] | None = None
     _unserved: dict[ResourceName, str] = field(default_factory=dict)
+    _given_up: set[str] = field(default_factory=set)
 
     # --- what the life cycle of its plugin says
 
@@ -182,7 +185,12 @@ class Driver:
         if not self.known:
             return None
         pools = self.by_name()
-        return {name: pools.get(name) for name in (names.pool_name(self.node, one) for one in self._listings)}
+        wanted: dict[str, Pool | None] = {}
+        for resource, (listing, _) in self._listings.items():
+            name = names.pool_name(self.node, resource)
+            silent = time.monotonic() > listing.since + UNCONFIRMED
+            wanted[name] = pools.get(name) or (Pool(name, resource, ()) if silent else None)
+        return wanted
 
     async def settled(self, resource: ResourceName) -> None:
         """Wait until it is known what containers hold that got it before claims could: the section may have moved.
@@ -206,6 +214,8 @@ class Driver:
             await self.served.keep()
         except PluginError as error:
             self.served.problem = error.message
+        else:
+            self.served.problem = "" if self.served.registered else self.served.problem
         if time.monotonic() - self._restored >= _RESTORE:
             await self.served.sweep()  # a predecessor that was killed while it handed over has left some
             try:
@@ -216,13 +226,21 @@ class Driver:
                     LOG.warning("%s", error.message)
                 self.problem = error.message
         self.release()
-        if any(self._outdated(listing) for listing, _ in self._listings.values()):
+        if any(self._outdated(listing) or self._unconfirmed(listing) for listing, _ in self._listings.values()):
             self._have_listed()
 
     def release(self) -> None:
         """Begin to tell the plugin of claims that have ended, unless that is under way; nobody waits for a plugin."""
         if self._releasing is None or self._releasing.done():
             self._releasing = asyncio.create_task(self.preparation.release(), name=f"release claims of {self.name}")
+
+    def _unconfirmed(self, listing: Listing) -> bool:
+        """Whether what an earlier daemon has published is to go now, since nothing confirms it."""
+        name = names.pool_name(self.node, listing.resource)
+        if name in self._pools or name in self._given_up or time.monotonic() <= listing.since + UNCONFIRMED:
+            return False
+        self._given_up.add(name)
+        return True
 
     def _outdated(self, listing: Listing) -> bool:
         """Whether somebody holds, or holds no more, what its pool is made of."""

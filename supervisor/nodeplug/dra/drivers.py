@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc.aio
 
 from nodeplug.config import DraSection, Paths
-from nodeplug.contract.errors import PluginError, TryAgain
-from nodeplug.contract.journal import Journal
+from nodeplug.contract.errors import NotReady, PluginError, TryAgain
+from nodeplug.contract.journal import Journal, file_name
 from nodeplug.contract.values import DeviceId, ResourceName
 from nodeplug.dra import cdi, names, server
 from nodeplug.dra.claims import ClaimReference
@@ -86,6 +86,7 @@ class Drivers:
         self._who_holds = who_holds
         self._drivers: dict[str, Driver] = {}
         self._expected: set[str] = set()
+        self._unreadable: list[Path] = []
         self._front = Front(runner, repeated=_REPEATED)
         self._lane = Lane("kubelet's folders of DRA sockets")
         self._client: Client | None = None
@@ -97,13 +98,14 @@ class Drivers:
 
     async def recover(self) -> None:
         """Read the records of claims; whoever has some gets a driver, section or not."""
+        folder = self._journal.folder
         for entry in await aside(self._journal.entries, "records of claims"):
             try:
                 self.ledger.note(read_record(entry))
             except ValueError as error:
-                LOG.error(
-                    "the record of claim %s cannot be read, and what it has is not withheld: %s", entry.key, error
-                )
+                self._unreadable.append(folder / f"{file_name(entry.key)}.json")
+                LOG.error("%s cannot be read: %s", self._unreadable[-1], error)
+        self._unreadable += await aside(lambda: sorted(folder.glob("*.damaged")), "damaged records of claims")
         for section in sorted({record.section for record in self.ledger.records.values()}):
             self._driver(section)
 
@@ -151,6 +153,7 @@ class Drivers:
             elsewhere=self._elsewhere,
             settled=partial(self._settled, section),
             freed=self._freed,
+            awaited=partial(self._awaited, section),
             ended=partial(self._release, section),
             registry=self._registry,
             runner=self._runner,
@@ -183,6 +186,11 @@ class Drivers:
         return self._drivers[section]
 
     async def _settled(self, section: str, resource: ResourceName) -> None:
+        if self._unreadable:
+            raise NotReady(
+                f"{self._unreadable[0]} cannot be read, and nobody knows what its claim holds: when the pods of that "
+                "claim have ended, remove the file and restart nodeplug"
+            )
         await self._drivers[section].settled(resource)
 
     def _release(self, section: str) -> None:
@@ -199,16 +207,21 @@ class Drivers:
 
     async def keep(self) -> None:
         """Serve every driver, and drop those that nobody needs any more."""
-        if self._ended:
-            return
         for section, driver in list(self._drivers.items()):
+            if self._ended:
+                return
             if not self._serves(section) and not self.ledger.of(section):
                 del self._drivers[section]
                 await driver.end()
                 LOG.info("the DRA driver %s is withdrawn: no section has it, and no claim", driver.name)
                 self.publication.news.set()
                 continue
-            await driver.keep()
+            try:
+                await driver.keep()
+            except Exception as error:  # one driver's trouble is no other's
+                if driver.problem != str(error):
+                    LOG.exception("the DRA driver %s could not be looked after", driver.name)
+                driver.problem = str(error)
 
     async def _claim(self, wanted: ClaimReference) -> Object:
         if self._client is None:
@@ -233,7 +246,14 @@ class Drivers:
             await asyncio.sleep(_AGAIN)
 
     def _wanted(self) -> Mapping[str, Mapping[str, Any] | None]:
+        if self._ended:  # what is published stays for the next daemon
+            return dict.fromkeys((one.name for one in self._drivers.values()), None)
         return {one.name: one.wanted if self._serves(section) else {} for section, one in self._drivers.items()}
+
+    def _awaited(self, section: str) -> bool:
+        """Whether a section has a plugin that is not loaded at present."""
+        slot = self._registry.slots.get(section)
+        return section in self._expected if slot is None else slot.loaded is None
 
     def _serves(self, section: str) -> bool:
         """Whether a section serves claims, or did so when the daemon started and has not been loaded yet."""

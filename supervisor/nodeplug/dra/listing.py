@@ -99,17 +99,24 @@ class Listing:
             value = DeviceList(resource=self.resource)
             listed = tuple(await self.runner.call(route, "device_list", call, {"request": value}))
         except NotFound as error:
-            self.trouble, self.absent, self._failures = "", error.message, 0
-            self._take(())
+            if self._is_mine(route):
+                self.trouble, self.absent, self._failures = "", error.message, 0
+                self._take(())
         except PluginError as error:
+            if not self._is_mine(route):
+                return
             self._failures += 1
             if not self.trouble:
                 LOG.warning("%s: the last list stays: %s (request %s)", self.resource, error, call.id)
             self.trouble = error.message
         else:
-            if route is self.route and not self.held:  # else it is the list of a former instance
+            if self._is_mine(route):
                 self.trouble, self.absent, self._failures = "", "", 0
                 self._take(listed)
+
+    def _is_mine(self, route: Route) -> bool:
+        """Whether an answer is that of the present instance; a former one's comes late during an exchange."""
+        return route is self.route and not self.held
 
     def _take(self, listed: tuple[Device, ...]) -> None:
         if listed != self.devices or self.away:

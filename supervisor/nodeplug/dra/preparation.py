@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
 
-from nodeplug.contract.errors import NotFound, NotReady, PluginError
+from nodeplug.contract.errors import NotFound, NotReady, PluginError, TryAgain
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.values import Device, DeviceAllocate, DeviceId, DeviceReleased, Grant, ResourceName
 from nodeplug.dra import cdi, claims
@@ -47,6 +47,7 @@ class Preparation:
         elsewhere: the ids of a resource that containers hold which kubelet's device plugins got.
         settled: waits until it is known what these are since claims may have the resource; raises NotReady.
         freed: is called when a claim has given ids of a resource back.
+        awaited: whether the section has a plugin that is not loaded at present.
         ended: is called when there is an end of which the plugin has to hear, see `release`.
         ledger: of the node.
         journal: has the records.
@@ -60,6 +61,7 @@ class Preparation:
     elsewhere: Callable[[ResourceName], Collection[DeviceId]]
     settled: Callable[[ResourceName], Awaitable[None]]
     freed: Callable[[ResourceName], None]
+    awaited: Callable[[], bool]
     ended: Callable[[], None]
     registry: Registry
     runner: Runner
@@ -68,6 +70,7 @@ class Preparation:
     specs: cdi.SpecFolder
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _warned: set[str] = field(default_factory=set)
+    _unheard: dict[str, str] = field(default_factory=dict)
 
     async def prepare(self, call: Call, wanted: ClaimReference) -> list[PreparedDevice]:
         """Prepare a claim, and return its devices.
@@ -95,7 +98,11 @@ class Preparation:
         async with self._lock(wanted.uid):
             record = self.ledger.records.get(key_of(self.section, wanted.uid))
             await aside(lambda: self.specs.remove(wanted.uid), f"CDI spec of {wanted}")
-            if record is None or record.phase == "released":
+            if record is None:  # nor on the disk: a write may have ended after its prepare was given up
+                key = key_of(self.section, wanted.uid)
+                await aside(lambda: self.journal.remove(key), f"record of {wanted}")
+                return
+            if record.phase == "released":
                 return
             try:
                 await self._write(record.to("released"))
@@ -106,15 +113,20 @@ class Preparation:
 
     async def release(self) -> None:
         """Tell the plugin of every claim that has ended; what it does not hear is told again at the next turn."""
-        for record in self.ledger.of(self.section):
-            if record.phase != "released":
+        for one in self.ledger.of(self.section):
+            if one.phase != "released":
                 continue
-            call = Call("DeviceReleased", f"dra:{self.driver}", key=record.key, about=str(record.claim))
-            async with self._lock(record.claim.uid):
+            call = Call("DeviceReleased", f"dra:{self.driver}", key=self.key_of(one.claim.uid), about=str(one.claim))
+            async with self._lock(one.claim.uid):
+                record = self.ledger.records.get(one.key)
+                if record is None or record.phase != "released":  # it was prepared again while this one had to wait
+                    continue
                 try:
                     await self._release(call, record)
                 except PluginError as error:
-                    LOG.warning("the end of claim %s is told again: %s (request %s)", record.claim, error, call.id)
+                    if self._unheard.get(record.key) != error.message:
+                        LOG.warning("the end of claim %s is told again: %s (request %s)", record.claim, error, call.id)
+                    self._unheard[record.key] = error.message
 
     async def restore(self) -> None:
         """Have every prepared claim's spec where the runtime looks, and no other.
@@ -125,15 +137,19 @@ class Preparation:
             PluginError: the folder cannot be written.
         """
         present = await aside(self.specs.present, f"CDI specs of {self.driver}")
-        records = {one.claim.uid: one for one in self.ledger.of(self.section)}
-        locks = {uid: self._lock(uid) for uid in {*present, *records}}
+        locks = {uid: self._lock(uid) for uid in {*present, *(one.claim.uid for one in self.ledger.of(self.section))}}
         async with AsyncExitStack() as held:
             free = [uid for uid, lock in locks.items() if not lock.locked()]
             for uid in free:  # without a pause, since nobody has them: what is decided now holds until it is done
                 await held.enter_async_context(locks[uid])
+            records = {one.claim.uid: one for one in self.ledger.of(self.section)}
             prepared = [records[uid] for uid in free if uid in records and records[uid].phase == "prepared"]
             ended = {*free} & present - {one.claim.uid for one in prepared}
             await aside(lambda: self.specs.restore(prepared, ended), f"CDI specs of {self.driver}")
+
+    def key_of(self, uid: str) -> str:
+        """Return the key of every call about a claim: a release waits for an allocation that is overdue."""
+        return f"{self.driver}:{uid}"
 
     def _lock(self, uid: str) -> asyncio.Lock:
         """Return the lock of a claim, which goes with the last who waits for it."""
@@ -158,7 +174,7 @@ class Preparation:
         self.ledger.note(record)  # at once: another claim chooses while this one is being written
         try:
             await self._write(record)
-        except BaseException:
+        except PluginError:
             self.ledger.forget(record.key)
             raise
         return record
@@ -224,8 +240,12 @@ class Preparation:
         for request, resource, ids in requests_of(record):
             try:
                 route = self.registry.route("device", resource)
-            except NotFound:  # no plugin has it: none has to hear of it
-                continue
+            except NotFound:
+                if self.awaited():
+                    raise TryAgain(
+                        f"the plugin of section {self.section} is not loaded, and has to hear of it"
+                    ) from None
+                continue  # no plugin has it: none has to hear of it
             if "device_released" in route.hooks:
                 claim = record.claim_for(request)
                 value = DeviceReleased(
@@ -234,6 +254,7 @@ class Preparation:
                 await self.runner.call(route, "device_released", call, {"request": value})
         await aside(lambda: self.journal.remove(record.key), f"record of {record.claim}")
         self.ledger.forget(record.key)
+        self._unheard.pop(record.key, None)
         for resource in {held.resource for held in record.held}:
             self.freed(resource)
 

@@ -7,7 +7,9 @@ changes.
 """
 
 import asyncio
+import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from nodeplug.contract.errors import AlreadyExists, NotFound, NotSupported, Plug
 from nodeplug.dra.names import DOMAIN
 from nodeplug.dra.pools import without_unusable
 from nodeplug.dra.slices import Effect, left_out, slices_of
-from nodeplug.dra.stored import changes, difference
+from nodeplug.dra.stored import Changes, changes, difference
 from nodeplug.dra.values import Pool
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.followed import Followed
@@ -30,8 +32,11 @@ _SETTLE: Final = 0.05
 """Seconds that changes get to come together."""
 _BEHIND: Final = 0.1
 """Seconds that the watch gets to tell of a change that was met before; twice as many after each try."""
+_DOUBLED: Final = 10
 _UNSHARED: Final = 60.0
 """Seconds between two tries in a cluster that cannot share: somebody may change that."""
+_FASTER: Final = (Conflict, AlreadyExists)
+"""Refusals that say that somebody was faster, or the watch is behind."""
 _TRIAL: Final = "trial-"
 Wanted = Mapping[str, Mapping[str, Pool | None] | None]
 """What slices are to say, by driver and pool: None for what is to stay as it is, since it is not known yet."""
@@ -55,7 +60,10 @@ class Publication:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: str = ""
     _refused: dict[str, str] = field(default_factory=dict)
+    _not_before: dict[str, float] = field(default_factory=dict)
+    _troubles: dict[str, str] = field(default_factory=dict)
     _checked: set[str] = field(default_factory=set)
+    _answers: dict[str, tuple[str, str]] = field(default_factory=dict)
     _taints: bool = True
     _uid: str = ""
     _warned: set[str] = field(default_factory=set)
@@ -63,11 +71,13 @@ class Publication:
 
     def trouble_of(self, driver: str) -> str:
         """Return why the slices of a driver are not what they should be; empty if they are."""
-        return self._refused.get(driver) or self.trouble or (self._followed.trouble if self._followed else "")
+        own = self._refused.get(driver) or self._troubles.get(driver)
+        return own or self.trouble or (self._followed.trouble if self._followed else "")
 
     async def run(self, client: Client) -> None:
         """Publish until cancelled."""
         self._checked.clear()
+        self._answers.clear()
         self._taints = True
         followed = Followed(client, RESOURCE_SLICES, _is_ours, self.news, fields=f"spec.nodeName={self.node}")
         self._followed, self.trouble = followed, ""
@@ -88,9 +98,9 @@ class Publication:
                 continue
             try:
                 await self._bring(client, followed)
-            except (Conflict, AlreadyExists):  # somebody was faster, or the watch is behind
+            except _FASTER:
                 behind += 1
-                await asyncio.sleep(min(_BEHIND * 2**behind, client.bounds.longest_pause))
+                await asyncio.sleep(min(_BEHIND * 2 ** min(behind, _DOUBLED), client.bounds.longest_pause))
                 self.news.set()
             except PluginError as error:
                 self._failed(error.message)
@@ -106,24 +116,43 @@ class Publication:
         self.trouble = why
 
     async def _bring(self, client: Client, followed: Followed) -> None:
-        """Bring what is stored in line with what is wanted, driver by driver."""
+        """Bring what is stored in line with what is wanted, driver by driver; one that cannot be holds up no other.
+
+        Raises:
+            PluginError: of a driver that is to be tried again; one that is not merely behind comes first.
+        """
+        failures: list[PluginError] = []
         by_driver: dict[str, list[Object]] = {driver: [] for driver in self.wanted()}
         for one in followed.objects.values():
             by_driver.setdefault(str(one["spec"]["driver"]), []).append(one)
         wanted = self.wanted()
         for driver, stored in by_driver.items():
             pools = wanted.get(driver, {})
-            if pools is None:
+            if pools is None or time.monotonic() < self._not_before.get(driver, 0.0):
                 continue
             try:
                 await self._bring_driver(client, driver, pools, stored)
             except NotSupported as error:
-                if self._refused.get(driver) != error.message:
-                    LOG.error("DRA driver %s offers nothing: %s", driver, error.message)
-                self._refused[driver] = error.message
-                await self._delete(client, [str(one["metadata"]["name"]) for one in stored])
+                await self._refuse(client, driver, error.message, stored)
+            except PluginError as error:
+                failures.append(error)
+                if not isinstance(error, _FASTER):
+                    self._troubles[driver] = error.message
             else:
                 self._refused.pop(driver, None)
+        if failures:
+            raise min(failures, key=lambda one: isinstance(one, _FASTER))
+
+    async def _refuse(self, client: Client, driver: str, why: str, stored: Sequence[Object]) -> None:
+        """Offer nothing of a driver for a while: not what is stored, and not what was created a moment ago."""
+        if self._refused.get(driver) != why:
+            LOG.error("DRA driver %s offers nothing: %s", driver, why)
+        self._refused[driver] = why
+        self._not_before[driver] = time.monotonic() + _UNSHARED
+        self._checked.discard(driver)
+        pools = self.wanted().get(driver) or {}
+        made = [one for pool in pools.values() if pool is not None for one in self._slices(driver, pool)]
+        await self._delete(client, sorted({str(one["metadata"]["name"]) for one in (*stored, *made)}))
 
     async def _bring_driver(
         self,
@@ -147,6 +176,9 @@ class Publication:
         wanted = [one for pool in listed for one in self._slices(driver, pool)]
         todo = changes(wanted, stored)
         if not todo:
+            self._troubles.pop(driver, None)
+            return
+        if self._is_stubborn(driver, todo, stored):
             return
         if todo.create:  # the Node may be another one by now, and the slices have gone with the former
             uid = await self._node_uid(client)
@@ -158,7 +190,26 @@ class Publication:
         answers = [await _replace(client, one) for one in todo.replace]
         answers += [await client.create(RESOURCE_SLICES, one) for one in todo.create]
         await self._delete(client, todo.delete)
-        self._compare(driver, [*todo.replace, *todo.create], answers)
+        sent = [*todo.replace, *todo.create]
+        self._answers |= {
+            str(one["metadata"]["name"]): (_content(one), _content(answer))
+            for one, answer in zip(sent, answers, strict=True)
+        }
+        self._compare(driver, sent, answers)
+
+    def _is_stubborn(self, driver: str, todo: Changes, stored: Sequence[Object]) -> bool:
+        """Whether the server has made of just this what it has now: to write it again would go on for ever."""
+        there = {str(one["metadata"]["name"]): one for one in stored}
+        names = [str(one["metadata"]["name"]) for one in todo.replace]
+        known = all(
+            self._answers.get(name) == (_content(one), _content(there[name]))
+            for name, one in zip(names, todo.replace, strict=True)
+        )
+        if todo.create or todo.delete or not known:
+            self._troubles.pop(driver, None)
+            return False
+        self._troubles[driver] = f"the API server stores something else than it is sent: {', '.join(names)}"
+        return True
 
     def _slices(self, driver: str, pool: Pool) -> list[Object]:
         fitting = pool if self._taints else without_unusable(pool)
@@ -208,6 +259,13 @@ class Publication:
         for name in names:
             with suppress(NotFound):
                 await client.delete(RESOURCE_SLICES, name)
+
+
+def _content(one: Object) -> str:
+    """Return what a slice says, without how often it has changed."""
+    spec = one["spec"]
+    pool = {name: value for name, value in spec["pool"].items() if name != "generation"}
+    return json.dumps({**spec, "pool": pool}, sort_keys=True)
 
 
 async def _replace(client: Client, changed: Object) -> Object:

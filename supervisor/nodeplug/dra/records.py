@@ -8,7 +8,7 @@ slices say nothing of what is taken.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, cast
 
 from nodeplug.contract.journal import Entry
@@ -90,17 +90,26 @@ def read_record(entry: Entry) -> ClaimRecord:
         if entry.phase not in _PHASES:
             raise ValueError(f"phase {entry.phase!r}")
         return ClaimRecord(
-            ClaimReference(**data["claim"]),
+            ClaimReference(**_known(ClaimReference, data["claim"])),
             str(data["section"]),
             cast("Phase", entry.phase),
             tuple(
-                Held(Share(**one["share"]), ResourceName(one["resource"]), tuple(map(DeviceId, one["ids"])))
+                Held(
+                    Share(**_known(Share, one["share"])),
+                    ResourceName(one["resource"]),
+                    tuple(map(DeviceId, one["ids"])),
+                )
                 for one in data["held"]
             ),
             {request: _grant(grant) for request, grant in data["grants"].items()},
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what this version knows of a value: a later one may have written more."""
+    return {one.name: data[one.name] for one in fields(kind) if one.name in data}
 
 
 def _grant(data: Mapping[str, Any]) -> Grant:

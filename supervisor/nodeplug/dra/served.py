@@ -9,11 +9,12 @@ once if both of their sockets differ; a registration socket behind which nobody 
 long as the file is there.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,6 +59,8 @@ class Served:
     _registrar: grpc.aio.Server | None = None
     _socket: Bound | None = None
     _registration: Bound | None = None
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _ended: bool = False
 
     @property
     def folder(self) -> Path:
@@ -77,6 +80,11 @@ class Served:
         """
         if self._socket is None:
             await self.sweep()
+        async with self._changing:  # the end may come at each pause
+            if not self._ended:
+                await self._keep()
+
+    async def _keep(self) -> None:
         if self._socket is None or not await self.lane.run(self._socket.is_there):
             server = grpc.aio.server(options=_OPTIONS)
             self.services(server)
@@ -128,7 +136,12 @@ class Served:
         self.registered = False
 
     async def end(self) -> None:
-        """Stop serving, and take both sockets away; kubelet keeps the slices for another 30 s."""
+        """Stop serving for good, and take both sockets away; kubelet keeps the slices for another 30 s."""
+        self._ended = True
+        async with self._changing:
+            await self._end()
+
+    async def _end(self) -> None:
         await self._withdraw()
         socket, self._socket = self._socket, None
         server, self._server = self._server, None

@@ -6,14 +6,14 @@ Refuses: registration (`served`), and everything that a claim needs (`preparatio
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import grpc.aio
 
-from nodeplug.contract.errors import PluginError, with_request
+from nodeplug.contract.errors import DeadlineExceeded, PluginError, with_request
 from nodeplug.dra import claims
 from nodeplug.dra.claims import ClaimReference
 from nodeplug.dra.preparation import Preparation
@@ -30,6 +30,8 @@ PREPARE: Final = "NodePrepareResources"
 UNPREPARE: Final = "NodeUnprepareResources"
 _REPEAT: Final = 10.0
 """Seconds after which the health of devices is said again; kubelet believes it for 30."""
+_PATIENCE: Final = 40.0
+"""Seconds for one request; kubelet gives up after 45, without the reason."""
 _MESSAGE_LIMIT: Final = 1024
 
 
@@ -46,10 +48,12 @@ class News:
     """Tells streams that there is another list, and that they end."""
 
     ending: bool = False
+    count: int = 0
     _waiting: set[asyncio.Event] = field(default_factory=set)
 
     def tell(self) -> None:
         """Wake every stream."""
+        self.count += 1
         for one in self._waiting:
             one.set()
 
@@ -58,8 +62,10 @@ class News:
         self.ending = True
         self.tell()
 
-    async def wait(self, seconds: float) -> None:
-        """Wait for news, and no longer."""
+    async def wait(self, seen: int, seconds: float) -> None:
+        """Wait for news after those that were seen, and no longer than that."""
+        if self.count != seen:
+            return
         event = asyncio.Event()
         self._waiting.add(event)
         try:
@@ -75,6 +81,7 @@ class DraPlugin(pb_grpc.DRAPluginServicer):
 
     def __init__(self, preparation: Preparation, front: Front) -> None:
         self._preparation, self._front = preparation, front
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     async def NodePrepareResources(  # noqa: N802 - the RPC's name
         self, request: pb.NodePrepareResourcesRequest, context: Any
@@ -118,10 +125,29 @@ class DraPlugin(pb_grpc.DRAPluginServicer):
         return pb.NodeUnprepareResourceResponse()
 
     async def _serve(
-        self, verb: str, wanted: ClaimReference, work: Callable[[Call, ClaimReference], Awaitable[Any]]
+        self, verb: str, wanted: ClaimReference, work: Callable[[Call, ClaimReference], Coroutine[Any, Any, Any]]
     ) -> Any:
-        call = Call(verb, f"dra:{self._preparation.driver}", key=f"{self._preparation.driver}:{wanted.uid}")
-        return await self._front.serve(call, work(call, wanted))
+        call = Call(verb, f"dra:{self._preparation.driver}", key=self._preparation.key_of(wanted.uid))
+        return await self._front.serve(call, self._whole(work(call, wanted), verb))
+
+    async def _whole(self, work: Coroutine[Any, Any, Any], verb: str) -> Any:
+        """Wait for an answer as long as kubelet does; what was begun goes on to its end in any case.
+
+        Half a step, such as a record that is written and forgotten, would be worse than a late one.
+        """
+        task = asyncio.create_task(work, name=verb)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{verb} takes longer than {_PATIENCE:g} s, and goes on") from None
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # marked as retrieved: its caller may have gone
 
 
 class DeviceHealth(health_grpc.DRAResourceHealthServicer):
@@ -137,8 +163,9 @@ class DeviceHealth(health_grpc.DRAResourceHealthServicer):
         """Say how every device is, at every change and from time to time."""
         del request
         while not self._news.ending:
+            seen = self._news.count  # before the list is read: a stream that is slow misses nothing
             await context.write(health_of(self._watched.pools, int(time.time())))
-            await self._news.wait(_REPEAT)
+            await self._news.wait(seen, _REPEAT)
 
 
 def health_of(pools: Sequence[Pool], now: int) -> health_pb.NodeWatchResourcesResponse:

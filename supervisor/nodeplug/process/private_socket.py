@@ -57,8 +57,9 @@ def remove_if_dead(path: Path) -> bool:
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return True
+            with suppress(OSError):  # a directory refuses, too: a mount of a socket that was gone has made it
+                path.unlink(missing_ok=True)
+                return True
         except OSError as error:
             LOG.debug("left %s alone: %s", path, error.strerror)
     return False

@@ -102,9 +102,11 @@ class Prepared:
     freed: list[ResourceName] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     unsettled: str = ""
+    awaited: bool = False
+    keys: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        registry = Registry()
+        self.registry = registry = Registry()
         registry.load("cards", self.plugin, "d")
         self.journal = Journal(self.folder / "journal", "boot")
         self.specs = self.folder / "cdi"
@@ -116,9 +118,10 @@ class Prepared:
             elsewhere=lambda _: self.elsewhere,
             settled=self._settled,
             freed=self.freed.append,
+            awaited=lambda: self.awaited,
             ended=lambda: None,
             registry=registry,
-            runner=Runner(),
+            runner=Runner(lambda call, _: self.keys.append(call.key)),
             ledger=self.ledger,
             journal=self.journal,
             specs=SpecFolder(self.specs, DRIVER),

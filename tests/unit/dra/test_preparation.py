@@ -5,10 +5,15 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.unit.dra.prepared import DRIVER, POOL, Prepared, result, units
+from tests.unit.dra.prepared import DRIVER, GIB, POOL, Prepared, result, units
 
-from nodeplug import Device, DeviceId, Exhausted, NotFound, NotReady, PluginError, TryAgain
+from nodeplug import Device, DeviceId, Exhausted, NotFound, NotReady, Part, PluginError, TryAgain
+from nodeplug.dra.claims import PreparedDevice, encode_prepared
+from nodeplug.dra.records import read_record
+from nodeplug.dra.server import DraPlugin
 from nodeplug.dra.values import Share
+from nodeplug.hosting.front import Front
+from nodeplug.pb import dra_v1_pb2 as pb
 
 
 @pytest.fixture
@@ -258,3 +263,107 @@ def test_the_spec_of_a_claim_has_what_its_plugin_has_granted_and_goes_with_it(dr
 def test_a_share_without_an_amount_is_all_of_its_device(driver: Prepared) -> None:
     (device,) = [one for one in driver.pools()[POOL].devices if one.name == "a"]
     assert len(driver.ledger.choose(device, Share("gpu", POOL, "a"), ())) == 4
+
+
+def test_a_claim_that_is_prepared_again_is_not_released_by_the_end_that_came_before(driver: Prepared) -> None:
+    async def story() -> None:
+        for name in ("slow", "again"):
+            driver.put(name, result("a", "2Gi"))
+            await driver.prepare(name)
+            await driver.unprepare(name)
+        async with driver.preparation._lock("uid-slow"):  # somebody is at the first one
+            releasing = asyncio.create_task(driver.preparation.release())
+            await asyncio.sleep(0)
+            await driver.prepare("again")
+            ids = driver.ids("again")
+        await releasing
+        assert driver.ids("again") == ids != ()
+        driver.put("other", result("a", "2Gi"))
+        await driver.prepare("other")
+        assert not {*ids} & {*driver.ids("other")}
+
+    asyncio.run(story())
+
+
+def test_all_calls_about_a_claim_have_one_key_so_that_a_release_waits_for_an_allocation_that_is_overdue(
+    driver: Prepared,
+) -> None:
+    async def story() -> None:
+        driver.put("one", result("a", "1Gi"))
+        plugin = DraPlugin(driver.preparation, Front(driver.preparation.runner))
+        named = [pb.Claim(uid="uid-one", namespace="ns", name="one")]
+        answer = await plugin.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=named), None)
+        assert not answer.claims["uid-one"].error
+        await plugin.NodeUnprepareResources(pb.NodeUnprepareResourcesRequest(claims=named), None)
+        await driver.preparation.release()
+
+    asyncio.run(story())
+    assert len(driver.plugin.released) == 1
+    assert {*driver.keys} == {f"{DRIVER}:uid-one"}
+
+
+def test_a_request_that_its_caller_gives_up_goes_on_to_its_end(driver: Prepared) -> None:
+    async def story() -> None:
+        driver.put("one", result("a", "1Gi"))
+        plugin = DraPlugin(driver.preparation, Front(driver.preparation.runner))
+        named = [pb.Claim(uid="uid-one", namespace="ns", name="one")]
+        lock = driver.preparation._lock("uid-one")
+        async with lock:
+            asked = asyncio.create_task(plugin.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=named), None))
+            await asyncio.sleep(0.01)
+            asked.cancel()
+        while not driver.ids("one") or not [*driver.specs.glob("*.json")]:
+            await asyncio.sleep(0.01)
+        assert driver.ledger.records["cards uid-one"].phase == "prepared"
+
+    asyncio.run(story())
+
+
+def test_ids_stay_taken_while_their_plugin_is_not_loaded(driver: Prepared) -> None:
+    async def story() -> None:
+        driver.put("one", result("a", "1Gi"))
+        await driver.prepare("one")
+        driver.registry.exchange(["cards"], [])
+        driver.awaited = True
+        await driver.unprepare("one")
+        await driver.preparation.release()
+        assert driver.ids("one") == ("a-0",)
+        driver.awaited = False  # its section is gone: nobody has to hear of it
+        await driver.preparation.release()
+        assert driver.ledger.records == {}
+
+    asyncio.run(story())
+
+
+def test_the_end_of_a_claim_removes_a_record_that_nobody_remembers(driver: Prepared) -> None:
+    async def story() -> None:
+        driver.put("one", result("a", "1Gi"))
+        await driver.prepare("one")
+        driver.ledger.forget("cards uid-one")
+        await driver.unprepare("one")
+        assert driver.journal.entries() == ()
+
+    asyncio.run(story())
+
+
+def test_a_record_of_a_later_version_with_more_in_it_is_read(driver: Prepared) -> None:
+    driver.put("one", result("a", "1Gi"))
+    asyncio.run(driver.prepare("one"))
+    (entry,) = driver.journal.entries()
+    entry.data["held"][0]["share"]["later"] = True
+    entry.data["claim"]["later"] = True
+    assert read_record(entry) == driver.ledger.records["cards uid-one"]
+
+
+def test_kubelet_gets_the_request_of_a_subrequest() -> None:
+    (device,) = encode_prepared([PreparedDevice("main/first", "pool", "a", ())]).devices
+    assert list(device.request_names) == ["main"]
+
+
+def test_a_capacity_with_a_domain_is_one_of_the_device(driver: Prepared) -> None:
+    name = "example.com/memory"
+    driver.plugin.listed = [Device(DeviceId(f"a-{n}"), part=Part(DeviceId("a"), {name: GIB})) for n in range(4)]
+    consumed = {"consumedCapacity": {name: "2Gi"}}
+    driver.put("one", result("a") | consumed)
+    asyncio.run(driver.prepare("one"))
+    assert len(driver.ids("one")) == 2

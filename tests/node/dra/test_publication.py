@@ -1,0 +1,134 @@
+"""Slices are written, and what is in the way of one driver is in nobody else's, and asked about seldom."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.dra.objects import NODE
+
+from nodeplug import Device, DeviceId, Part, ResourceName
+from nodeplug.dra.names import driver_name
+from nodeplug.dra.pools import pool_of
+from nodeplug.dra.publication import Publication
+from nodeplug.dra.values import Pool
+from nodeplug.kubeapi.client import Client
+from nodeplug.kubeapi.credentials import Credentials, find
+from nodeplug.testing.acted_api.store import Object, Where
+from nodeplug.testing.dra import Refused, ResourceApi
+
+CARD = [Device(DeviceId(f"card-{n}"), part=Part(DeviceId("card"), {"memory": 1 << 30})) for n in range(4)]
+
+
+class Meddling(ResourceApi):
+    """A server with an admission webhook: it changes, or refuses, what is stored."""
+
+    def __init__(self, meddle: Callable[[dict[str, Any], bool], None]) -> None:
+        super().__init__(NODE)
+        self.meddle = meddle
+        self.rehearsed = False
+
+    def create(self, resource: str, made: Mapping[str, Any], namespace: str = "", *, rehearsed: bool = False) -> Object:
+        self.rehearsed = rehearsed
+        return super().create(resource, made, namespace, rehearsed=rehearsed)
+
+    def _whole(self, where: Where, sent: Mapping[str, Any], before: Object | None) -> Object:
+        changed = json.loads(json.dumps(sent))
+        self.meddle(changed, self.rehearsed)
+        return super()._whole(where, changed, before)
+
+
+def pool(resource: str) -> Pool:
+    return pool_of(NODE, ResourceName(resource), CARD)
+
+
+@contextmanager
+def published(api: ResourceApi, folder: Path, *sections: str) -> Iterator[Callable[..., Any]]:
+    """Give what publishes a card for each section while a coroutine runs."""
+    (folder / "kubeconfig").write_text(api.kubeconfig)
+    pools = {driver_name(one): {pool(f"example.com/{one}").name: pool(f"example.com/{one}")} for one in sections}
+
+    async def during(story: Callable[[Publication], Any]) -> None:
+        publication = Publication(NODE, "NoSchedule", lambda: pools)
+        async with Client(Credentials(find(folder / "kubeconfig"))) as client:
+            running = asyncio.create_task(publication.run(client))
+            publication.news.set()
+            try:
+                async with asyncio.timeout(60):
+                    await story(publication)
+            finally:
+                running.cancel()
+
+    yield lambda story: asyncio.run(during(story))
+
+
+def writes(api: ResourceApi) -> int:
+    return sum(one.startswith(("PUT", "POST")) for one in api.asked)
+
+
+def test_a_server_that_stores_something_else_is_not_written_to_for_ever(tmp_path: Path) -> None:
+    def add(made: dict[str, Any], _: bool) -> None:
+        for device in made["spec"]["devices"]:
+            device["attributes"]["added"] = {"string": "by a webhook"}
+
+    async def story(publication: Publication) -> None:
+        while "stores something else" not in publication.trouble_of("a.nodeplug.io"):
+            await asyncio.sleep(0.02)
+        before = writes(api)
+        publication.news.set()
+        await asyncio.sleep(1)
+        assert writes(api) == before
+
+    with Meddling(add) as api, published(api, tmp_path, "a") as during:
+        during(story)
+
+
+def test_a_driver_whose_slices_are_refused_holds_up_no_other(tmp_path: Path) -> None:
+    def refuse(made: dict[str, Any], _: bool) -> None:
+        if made["spec"]["driver"] == "a.nodeplug.io":
+            raise Refused(422, "Invalid", "a policy says no")
+
+    async def story(publication: Publication) -> None:
+        while not api.slices("b.nodeplug.io") or not publication.trouble_of("a.nodeplug.io"):
+            await asyncio.sleep(0.02)
+        assert "a policy says no" in publication.trouble_of("a.nodeplug.io")
+
+    with Meddling(refuse) as api, published(api, tmp_path, "a", "b") as during:
+        during(story)
+
+
+def test_a_card_that_is_stored_as_a_whole_although_the_trial_was_right_is_taken_back_and_not_tried_at_once(
+    tmp_path: Path,
+) -> None:
+    def drop(made: dict[str, Any], rehearsed: bool) -> None:
+        if not rehearsed:  # another server of the cluster, which lacks the gate
+            for device in made["spec"]["devices"]:
+                device.pop("allowMultipleAllocations", None)
+                for capacity in device["capacity"].values():
+                    capacity.pop("requestPolicy", None)
+
+    async def story(publication: Publication) -> None:
+        while "DRAConsumableCapacity" not in publication.trouble_of("a.nodeplug.io") or api.slices():
+            await asyncio.sleep(0.02)
+        before = writes(api)
+        publication.news.set()
+        await asyncio.sleep(1)
+        assert (writes(api), api.slices()) == (before, [])
+
+    with Meddling(drop) as api, published(api, tmp_path, "a") as during:
+        during(story)
+
+
+@pytest.mark.parametrize("section", ["a"])
+def test_what_is_wanted_is_written_once(tmp_path: Path, section: str) -> None:
+    async def story(_: Publication) -> None:
+        while not api.slices():
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        assert writes(api) == 2  # a trial, and the slice
+
+    with ResourceApi(NODE) as api, published(api, tmp_path, section) as during:
+        during(story)
