@@ -212,3 +212,11 @@ def test_a_new_owner_is_written() -> None:
 def test_the_next_generation_is_above_all() -> None:
     assert generation_after([]) == 1
     assert generation_after([*wanted(generation=3), *wanted(generation=7)]) == 8
+
+
+def test_a_taint_that_stays_keeps_its_time_when_its_slice_is_written_again() -> None:
+    there = stored(wanted())
+    more = [*CARDS, Device(DeviceId("late"), healthy=False, reason="XID 31")]
+    (replaced,) = changes(wanted(more), there).replace
+    times = {one["name"]: [it.get("timeAdded") for it in one.get("taints", ())] for one in replaced["spec"]["devices"]}
+    assert times == {"card": [], "ill": ["2026-11-26T16:00:00Z"], "late": [None]}

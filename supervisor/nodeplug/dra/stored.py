@@ -179,8 +179,17 @@ def _at(one: Object, generation: int) -> Object:
 
 
 def _over(one: Object, stored: Object) -> Object:
+    """Return a slice as it replaces a stored one: taints that stay keep their time, which tolerations count from."""
     version = stored["metadata"].get("resourceVersion")
-    return {**one, "metadata": {**one["metadata"], **({"resourceVersion": version} if version else {})}}
+    there = {device["name"]: device.get("taints") or [] for device in stored["spec"].get("devices") or []}
+    devices = [
+        {**device, "taints": there[device["name"]]}
+        if device.get("taints") and device["taints"] == _without_times(there.get(device["name"], []))
+        else device
+        for device in one["spec"].get("devices") or []
+    ]
+    metadata = {**one["metadata"], **({"resourceVersion": version} if version else {})}
+    return {**one, "metadata": metadata, "spec": {**one["spec"], "devices": devices}}
 
 
 def _of_ours(one: Object) -> Object:

@@ -8,7 +8,7 @@ node.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
@@ -230,11 +230,7 @@ def a_grant_goes_on_after_a_kill(exam: Examination) -> str:
     node = _node(exam)
     resource, devices = next(_each(node))
     amount = part_of(devices[0])
-    node.place(_POD, resource, amount)
-    begun = time.monotonic()
-    node.begin(_POD)
-    seconds = time.monotonic() - begun
-    node.end(_POD)
+    seconds = min(_time_of_a_claim(node, resource, amount) for _ in range(2))  # the first may wait for more
     node.place(_POD, resource, amount)
     kill = threading.Timer(seconds * _MOMENT, node.node.kill)
     kill.start()
@@ -248,6 +244,15 @@ def a_grant_goes_on_after_a_kill(exam: Examination) -> str:
 
 
 # --- two claims
+
+
+def _time_of_a_claim(node: ClaimedNode, resource: str, amount: Mapping[str, str]) -> float:
+    node.place(_POD, resource, amount)
+    begun = time.monotonic()
+    node.begin(_POD)
+    seconds = time.monotonic() - begun
+    node.end(_POD)
+    return seconds
 
 
 @rule(
