@@ -145,23 +145,7 @@ class Drivers:
         if section in self._drivers:
             return self._drivers[section]
         name = names.driver_name(section)
-        preparation = Preparation(
-            driver=name,
-            section=section,
-            pools=partial(self._pools, section),
-            claim=self._claim,
-            elsewhere=self._elsewhere,
-            settled=partial(self._settled, section),
-            freed=self._freed,
-            awaited=partial(self._awaited, section),
-            ended=partial(self._release, section),
-            registry=self._registry,
-            runner=self._runner,
-            ledger=self.ledger,
-            journal=self._journal,
-            specs=cdi.SpecFolder(self._cdi, name),
-        )
-        news = server.News()
+        preparation, news = self._preparation(section, name), server.News()
 
         def services(added: grpc.aio.Server) -> None:
             server.serve(preparation, self._drivers[section], news, self._front, added)
@@ -184,6 +168,24 @@ class Drivers:
         )
         LOG.info("section %s serves its devices by the DRA driver %s", section, name)
         return self._drivers[section]
+
+    def _preparation(self, section: str, driver: str) -> Preparation:
+        return Preparation(
+            driver=driver,
+            section=section,
+            pools=partial(self._pools, section),
+            claim=self._claim,
+            elsewhere=self._elsewhere,
+            settled=partial(self._settled, section),
+            freed=self._freed,
+            awaited=partial(self._awaited, section),
+            ended=partial(self._release, section),
+            registry=self._registry,
+            runner=self._runner,
+            ledger=self.ledger,
+            journal=self._journal,
+            specs=cdi.SpecFolder(self._cdi, driver),
+        )
 
     async def _settled(self, section: str, resource: ResourceName) -> None:
         if self._unreadable:

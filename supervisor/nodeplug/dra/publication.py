@@ -186,6 +186,10 @@ class Publication:
                 self._uid = uid
                 raise Conflict(f"node {self.node} was made anew")
         await self._try_out(client, driver, wanted)
+        await self._store(client, driver, todo)
+
+    async def _store(self, client: Client, driver: str, todo: Changes) -> None:
+        """Write, and look at what has become of it; raises as `_bring_driver` does."""
         # What is there is what the watch tells, and nothing else: somebody may have deleted by now what was written.
         answers = [await _replace(client, one) for one in todo.replace]
         answers += [await client.create(RESOURCE_SLICES, one) for one in todo.create]
