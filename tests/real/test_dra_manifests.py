@@ -25,7 +25,7 @@ from nodeplug.contract.values import ResourceName
 from nodeplug.dra.names import driver_name, pool_name
 from nodeplug.dra.pools import pool_of
 from nodeplug.dra.publication import Publication
-from nodeplug.dra.slices import slice_name
+from nodeplug.dra.slices import UNHEALTHY, slice_name
 from nodeplug.kubeapi.access import Access, Material
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.credentials import Credentials
@@ -222,7 +222,10 @@ def test_a_daemon_publishes_with_these_rights_and_takes_it_back(
             running = asyncio.create_task(publication.run(client))
             for pools, holds in (
                 (wanted[DRIVER], lambda: [one.get("taints", []) for one in stored()] == [[]]),
-                ({ill.name: ill}, lambda: [one["taints"][0]["key"] for one in stored()] == ["nodeplug.io/unhealthy"]),
+                (
+                    {ill.name: ill},
+                    lambda: [it["key"] for one in stored() for it in one.get("taints", ())] == [UNHEALTHY],
+                ),
                 ({}, lambda: stored() == []),
             ):
                 wanted[DRIVER] = pools

@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 from tests.real.consumers import Lab, PrivateNode, open_lab, pod
-from tests.real.consumers.claims_of_devices import CLAIMS, devices, phase, put_claim, put_class, put_pod, slices
+from tests.real.consumers.claims_of_devices import (
+    CLAIMS,
+    devices,
+    phase,
+    put_claim,
+    put_class,
+    put_observer,
+    put_pod,
+    slices,
+)
 from tests.real.consumers.control_plane import ControlPlane
 from tests.real.test_kubelet_gpu import MEMORY, PUBLISHED, ask
 from tests.real.test_kubelet_reload import reload
@@ -276,6 +285,40 @@ def test_a_card_that_is_ill_gets_no_claims_and_the_status_of_its_pods_says_so(la
     finally:
         faults.unlink()
     until(lab, "no taint", lambda: not any("taints" in one for one in devices(plane).values()))
+
+
+def test_a_card_that_is_ill_evicts_its_pods_where_that_is_asked_for_and_no_others(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    lab.daemon.kill()
+    lab.daemon.configure('[dra]\ntaint = "NoExecute"\n' + PLUGINS)
+    lab.daemon.start()
+    cards = {name: run(lab, plane, name, "8Gi")["NVIDIA_VISIBLE_DEVICES"] for name in ("one", "two")}
+    ill, well = sorted(cards, key=lambda name: cards[name])
+    faults = lab.daemon.paths.run / "plugins/gpu/simulated-faults.json"
+    faults.write_text(json.dumps({"cards": {"0": {"xid": 79}}}))
+    try:
+        until(lab, "an eviction", lambda: ill not in plane.scheduled())
+        assert phase(plane, well) == "Running"
+    finally:
+        faults.unlink()
+        lab.daemon.kill()
+        lab.daemon.configure(PLUGINS)
+        lab.daemon.start()
+        until(lab, "no taint", lambda: not any("taints" in one for one in devices(plane).values()))
+
+
+def test_a_claim_for_observation_sees_a_card_that_is_given_away_and_consumes_nothing(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    labels = {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}
+    plane.call("PATCH", "/api/v1/namespaces/default", labels, content="application/merge-patch+json")
+    run(lab, plane, "one", "8Gi")
+    put_observer(plane, "watcher", CLASS)
+    put_pod(plane, "watcher", "watcher")
+    running(lab, plane, "watcher")
+    assert {*environment(lab, "watcher")["NVIDIA_VISIBLE_DEVICES"].split(",")} <= {*CARDS}
+    run(lab, plane, "two", "8Gi")
 
 
 def test_a_daemon_that_is_replaced_keeps_slices_and_claims(lab: Lab, plane: ControlPlane) -> None:

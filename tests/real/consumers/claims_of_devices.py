@@ -29,6 +29,13 @@ def put_claim(plane: ControlPlane, name: str, of: str, amounts: Mapping[str, str
     plane.call("POST", CLAIMS, {**made, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}})
 
 
+def put_observer(plane: ControlPlane, name: str, of: str) -> None:
+    """Create a claim that sees a device of a class, whoever has it; its namespace has to allow that."""
+    exactly = {"deviceClassName": of, "count": 1, "adminAccess": True}
+    made = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
+    plane.call("POST", CLAIMS, {**made, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}})
+
+
 def put_pod(plane: ControlPlane, name: str, claim: str, script: str = "") -> None:
     """Create a pod whose container uses a claim."""
     made = pod(name, script)

@@ -228,15 +228,18 @@ class ForgetsTheHolder(Tame):
     def __init__(self, config: object, host: Host) -> None:
         super().__init__(config, host)
         self.known: set[str] = set()
-        self.held: set[str] = set()
+        self.owners: dict[str, str] = {}
 
     def grant(self, request: DeviceAllocate) -> Grant:
         if request.claim is not None:
-            if request.claim.uid in self.known and not self.held.issuperset(request.ids):
+            mine = request.claim.uid
+            if mine in self.known and any(self.owners[name] != mine for name in request.ids):
                 raise NotReady(f"{request.ids[0]} is not held any more")
-            self.known.add(request.claim.uid)
-            self.held.update(request.ids)
+            if mine not in self.known:
+                self.known.add(mine)
+                self.owners |= dict.fromkeys(request.ids, mine)
         return super().grant(request)
 
     def released(self, request: DeviceReleased) -> None:
-        self.held.difference_update(request.ids)
+        for name in request.ids:
+            self.owners.pop(name, None)
