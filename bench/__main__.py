@@ -56,10 +56,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.page:
         page.write(json.loads((RESULTS / "latest.json").read_text()), arguments.page)
-        page.write_claims(json.loads((RESULTS / "claims.json").read_text()), arguments.page)
-        page.write_claimed(json.loads((RESULTS / "claimed.json").read_text()), arguments.page)
-        page.write_networks(json.loads((RESULTS / "networks.json").read_text()), arguments.page)
-        page.write_extenders(json.loads((RESULTS / "extenders.json").read_text()), arguments.page)
+        for name in ("claims", "claimed", "networks", "extenders"):
+            figures = json.loads((RESULTS / f"{name}.json").read_text())
+            page.write_table(name, report.TABLES[name](figures), arguments.page)
         return 0
     if os.geteuid() != 0:
         print("the benchmark makes network namespaces and needs root", file=sys.stderr)

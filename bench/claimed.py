@@ -65,7 +65,7 @@ def main() -> int:
     path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
     print(report.claimed(figures))
     if not arguments.quick:
-        page.write_claimed(figures, page.DOCS)
+        page.write_table("claimed", report.claimed(figures), page.DOCS)
     return 0
 
 

@@ -64,7 +64,7 @@ def main() -> int:
     path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
     print(report.claims(figures))
     if not arguments.quick:
-        page.write_claims(figures, page.DOCS)
+        page.write_table("claims", report.claims(figures), page.DOCS)
     return 0
 
 

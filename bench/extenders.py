@@ -59,7 +59,7 @@ def main() -> int:
     path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
     print(report.extenders(figures))
     if not arguments.quick:
-        page.write_extenders(figures, page.DOCS)
+        page.write_table("extenders", report.extenders(figures), page.DOCS)
     return 0
 
 

@@ -62,7 +62,7 @@ def main() -> int:
     path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
     print(report.networks(figures))
     if not arguments.quick:
-        page.write_networks(figures, page.DOCS)
+        page.write_table("networks", report.networks(figures), page.DOCS)
     return 0
 
 

@@ -13,12 +13,6 @@ from bench import picture, report
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 _BLOCK: Final = re.compile(r"(<!-- results -->\n).*?(<!-- end results -->)", re.DOTALL)
-_CLAIMS: Final = re.compile(r"(<!-- claims -->\n).*?(<!-- end claims -->)", re.DOTALL)
-
-
-_EXTENDERS: Final = re.compile(r"(<!-- extenders -->\n).*?(<!-- end extenders -->)", re.DOTALL)
-_CLAIMED: Final = re.compile(r"(<!-- claimed -->\n).*?(<!-- end claimed -->)", re.DOTALL)
-_NETWORKS: Final = re.compile(r"(<!-- networks -->\n).*?(<!-- end networks -->)", re.DOTALL)
 
 
 def render(text: str, figures: Mapping[str, Any]) -> str:
@@ -33,31 +27,9 @@ def write(figures: Mapping[str, Any], docs: Path) -> None:
     (docs / "performance.svg").write_text(picture.svg(figures), encoding="utf-8")
 
 
-def write_claims(figures: Mapping[str, Any], docs: Path) -> None:
-    """Write the tables of claims into a folder that has the page."""
+def write_table(name: str, table: str, docs: Path) -> None:
+    """Write the table of one run between its marks, `<!-- name -->`, into a folder that has the page."""
     page = docs / "performance.md"
+    block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
     text = page.read_text(encoding="utf-8")
-    page.write_text(_CLAIMS.sub(lambda block: f"{block[1]}\n{report.claims(figures)}\n\n{block[2]}", text), "utf-8")
-
-
-def write_extenders(figures: Mapping[str, Any], docs: Path) -> None:
-    """Write the table of extenders into a folder that has the page."""
-    page = docs / "performance.md"
-    text = page.read_text(encoding="utf-8")
-    page.write_text(
-        _EXTENDERS.sub(lambda block: f"{block[1]}\n{report.extenders(figures)}\n\n{block[2]}", text), "utf-8"
-    )
-
-
-def write_claimed(figures: Mapping[str, Any], docs: Path) -> None:
-    """Write the table of devices by claims into a folder that has the page."""
-    page = docs / "performance.md"
-    text = page.read_text(encoding="utf-8")
-    page.write_text(_CLAIMED.sub(lambda block: f"{block[1]}\n{report.claimed(figures)}\n\n{block[2]}", text), "utf-8")
-
-
-def write_networks(figures: Mapping[str, Any], docs: Path) -> None:
-    """Write the table of networks as objects into a folder that has the page."""
-    page = docs / "performance.md"
-    text = page.read_text(encoding="utf-8")
-    page.write_text(_NETWORKS.sub(lambda block: f"{block[1]}\n{report.networks(figures)}\n\n{block[2]}", text), "utf-8")
+    page.write_text(block.sub(lambda marks: f"{marks[1]}\n{table}\n\n{marks[2]}", text), encoding="utf-8")

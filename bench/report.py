@@ -214,31 +214,39 @@ def markdown(figures: Mapping[str, Any]) -> str:
 
 
 def claims(figures: Mapping[str, Any]) -> str:
-    """Return the table of claims."""
-    where = f"{figures['machine']}, load average {figures['load_average']:.1f}"
-    rows = _limited_rows(figures, CLAIMS)
-    return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
+    """Return the table of claims of volumes."""
+    return _measured(figures, CLAIMS)
 
 
 def extenders(figures: Mapping[str, Any]) -> str:
     """Return the table of scheduler extenders."""
     ahead = ", client and daemon before everything else by SCHED_FIFO" if figures["real_time"] else ""
-    where = f"{figures['machine']}, load average {figures['load_average']:.1f}{ahead}"
-    rows = _limited_rows(figures, EXTENDERS)
-    return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
+    return _measured(figures, EXTENDERS, ahead)
 
 
 def claimed(figures: Mapping[str, Any]) -> str:
     """Return the table of devices by claims."""
-    where = f"{figures['machine']}, load average {figures['load_average']:.1f}"
-    rows = _limited_rows(figures, CLAIMED)
-    return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
+    return _measured(figures, CLAIMED)
 
 
 def networks(figures: Mapping[str, Any]) -> str:
     """Return the table of networks as objects."""
-    where = f"{figures['machine']}, {figures['reference_version']}, load average {figures['load_average']:.1f}"
-    rows = _limited_rows(figures, NETWORKS)
+    machine = f"{figures['machine']}, {figures['reference_version']}"
+    return _measured({**figures, "machine": machine}, NETWORKS)
+
+
+TABLES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+    "claims": claims,
+    "claimed": claimed,
+    "networks": networks,
+    "extenders": extenders,
+}
+"""What writes the table of a run, by the name of its results and of its marks on the page."""
+
+
+def _measured(figures: Mapping[str, Any], measures: Mapping[str, tuple[str, float]], ahead: str = "") -> str:
+    where = f"{figures['machine']}, load average {figures['load_average']:.1f}{ahead}"
+    rows = _limited_rows(figures, measures)
     return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
 
 

@@ -105,7 +105,7 @@ def test_the_page_has_volumes_over_both_fronts_once_a_run_has_measured_them(tmp_
 def test_the_page_has_the_figures_of_claims_with_their_limits(tmp_path: Path) -> None:
     shutil.copy(page.DOCS / "performance.md", tmp_path)
     slow = {**ABOUT, **dict.fromkeys(report.CLAIMS, 0.5), "claim_to_bound_s": 1.5}
-    page.write_claims(slow, tmp_path)
+    page.write_table("claims", report.claims(slow), tmp_path)
     text = (tmp_path / "performance.md").read_text()
     assert "Measured on 2026-01-01 (one, load average 0.1)." in text.partition("<!-- claims -->")[2]
     assert "to Bound, s | at most 1 | 1.50 | NOT met |" in text

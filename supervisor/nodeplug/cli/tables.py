@@ -94,18 +94,21 @@ def available(names: Sequence[str]) -> RenderableType:
     return Paragraph([(f"Installed and not enabled: {', '.join(names) or 'none'}", "")])
 
 
+def _with_kubelet(row: Mapping[str, Any]) -> Text:
+    return Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
+
+
 def resources(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show resources: how many devices, whether kubelet knows them, and unhealthy devices by reason."""
     numbers = ("KUBELET", "HEALTHY", "ALLOCATED", "STREAMS")
     table = Listing("Resources", "RESOURCE", "PLUGIN", *numbers, "PROBLEM", below=_BELOW)
     for row in rows:
-        known = Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
         said = row["error"] or row.get("absent", "")
         problem = "\n".join([*([said] if said else []), *_sick(row.get("units", ()))])
         healthy = f"{row['healthy']} of {row['devices']}"
         unconfirmed = row.get("unconfirmed", 0)
         allocated = f"{row['allocated']}" + (f", {unconfirmed} unconfirmed" if unconfirmed else "")
-        table.add(row["resource"], row["plugin"], known, healthy, allocated, row["streams"], problem)
+        table.add(row["resource"], row["plugin"], _with_kubelet(row), healthy, allocated, row["streams"], problem)
     return table
 
 
@@ -113,8 +116,7 @@ def csi_drivers(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show CSI drivers, and whether kubelet knows them."""
     table = Listing("CSI drivers", "DRIVER", "CLAIM", "KUBELET", "PROBLEM", below=_BELOW)
     for row in rows:
-        known = Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
-        table.add(row["driver"], row["claim"], known, row["problem"])
+        table.add(row["driver"], row["claim"], _with_kubelet(row), row["problem"])
     return table
 
 
@@ -122,8 +124,7 @@ def dra_drivers(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show the drivers of Dynamic Resource Allocation, and the claims that they have prepared."""
     table = Listing("DRA drivers", "DRIVER", "KUBELET", "POOL OR CLAIM", "DEVICES", "PROBLEM", below=_BELOW)
     for row in rows:
-        known = Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
-        table.add(row["driver"], known, "", "", row["problem"])
+        table.add(row["driver"], _with_kubelet(row), "", "", row["problem"])
         for pool in row["pools"]:
             ill = f", {pool['unhealthy']} unhealthy" if pool["unhealthy"] else ""
             table.add("", "", pool["pool"], f"{pool['devices']}{ill}", "")

@@ -4,19 +4,15 @@ Owns: what other packages may import from here.
 Refuses: defaults for a plugin's own section (its class validates that), and any look at the node.
 """
 
-from nodeplug.config.models import (
+from nodeplug.config.cluster_tables import (
     ClusterSection,
-    Configuration,
     DraSection,
     ExtenderSection,
     NetworksSection,
-    Paths,
-    PluginSection,
     ProvisionerSection,
-    Supervisor,
-    node_name,
-    parse_address,
 )
+from nodeplug.config.keys import parse_address
+from nodeplug.config.models import Configuration, Paths, PluginSection, Supervisor, node_name
 from nodeplug.config.reading import ConfigError, Fault, Reading, load, load_drop_in, read
 
 __all__ = [

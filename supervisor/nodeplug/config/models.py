@@ -1,61 +1,32 @@
 """The configuration as frozen models.
 
-Owns: the keys of every table but the plugins' own, their defaults, and the paths that follow from `root`.
-Refuses: to read files (`nodeplug.config.reading`), and what stands in a plugin's own table.
+Owns: the whole file, the keys of the daemon's own table and of every plugin's section, their defaults, and the paths
+that follow from `root`.
+Refuses: to read files (`nodeplug.config.reading`), the tables about the cluster (`cluster_tables`), and what stands in
+a plugin's own table.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from nodeplug.config.cluster_tables import (
+    ClusterSection,
+    DraSection,
+    ExtenderSection,
+    NetworksSection,
+    ProvisionerSection,
+)
+from nodeplug.config.keys import Model, check_address, check_cgroup, check_path
 from nodeplug.config.privileges import OWN_USER, Capability, Group, PluginUser, Privileges, User
 from nodeplug.fields import Quantity, Seconds
 
-_KUBECONFIG: Final = (
-    "How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's ServiceAccount."
-)
 
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6]:port`.
-
-    Raises:
-        ValueError: it has another form; pydantic adds the key.
-    """
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{bare}]"):
-        raise ValueError(f"{address!r} is not an address; use host:port, such as 127.0.0.1:9808 or [::1]:9808")
-    return bare, int(port)
-
-
-def _check_address(address: str) -> str:
-    if address:
-        parse_address(address)
-    return address
-
-
-def _check_cgroup(path: str) -> str:
-    if path and (not path.startswith("/") or not path.strip("/") or ".." in path.split("/")):
-        raise ValueError(f"{path!r} is no cgroup below the root of a hierarchy, such as '/nodeplug'")
-    return path
-
-
-def _check_path(path: str) -> str:
-    if path and not path.startswith("/"):
-        raise ValueError(f"{path!r} is no absolute path; the daemon looks for it nowhere")
-    return path
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Supervisor(_Model):
+class Supervisor(Model):
     """`[supervisor]`: the daemon itself. Every path is taken below `root`."""
 
     root: Path = Field(Path("/"), description="Prefix of every path below; `--root` overrides it.")
@@ -116,12 +87,12 @@ class Supervisor(_Model):
         description="Limit `memory` and `tasks` of sections in the daemon's cgroup, if that is its own: 'auto': if "
         "systemd has delegated it; true: it is, as in a container of its own; false: it is not.",
     )
-    program_cgroup: Annotated[str, AfterValidator(_check_cgroup)] = Field(
+    program_cgroup: Annotated[str, AfterValidator(check_cgroup)] = Field(
         "",
         description="Cgroup, from the root of the hierarchies on, of programs that plugins start for containers, such "
         "as FUSE and MPS servers: in a pod, whose own cgroup ends with it. Empty: the daemon's own.",
     )
-    listen: Annotated[str, AfterValidator(_check_address)] = Field(
+    listen: Annotated[str, AfterValidator(check_address)] = Field(
         "127.0.0.1:9808", description="Address of /healthz, /readyz and /metrics; empty switches them off."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the log shows.")
@@ -186,7 +157,7 @@ class Paths:
     root: Path = Path("/")
 
 
-class PluginSection(_Model):
+class PluginSection(Model):
     """`[plugins.<name>]`: its presence enables a plugin."""
 
     uses: str = Field("", description="Entry-point name or `module:Class`; empty: the section's own name.")
@@ -209,7 +180,7 @@ class PluginSection(_Model):
         description="'process': in a process of its own; 'thread': in the daemon; default: as the plugin's class asks, "
         "and a process if it does not.",
     )
-    python: Annotated[str, AfterValidator(_check_path)] = Field(
+    python: Annotated[str, AfterValidator(check_path)] = Field(
         "",
         description="Python of the plugin's process, such as '/opt/venvs/acme/bin/python': it has the packages of that "
         "environment alone; empty: the daemon's.",
@@ -261,120 +232,7 @@ class PluginSection(_Model):
         return Privileges.of(user, group, self.capabilities, self.nice, self.tasks)
 
 
-class ProvisionerSection(_Model):
-    """`[provisioner]`: its presence lets this node's CSI drivers create volumes for claims of the cluster."""
-
-    enabled: bool = Field(True, description="False keeps the section without a provisioner.")
-    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
-    drivers: tuple[str, ...] = Field(
-        (), description="CSI drivers to provision for, such as 'loopfile.nodeplug'; empty: all that create volumes."
-    )
-    namespace: str = Field(
-        "kube-system", min_length=1, description="Of the CSIStorageCapacity objects that say how much room there is."
-    )
-    capacity_poll: Seconds = Field(60.0, description="How often that is measured, besides after each change.")
-
-
-class ExtenderSection(_Model):
-    """`[extender]`: its presence serves the scheduler extenders of plugins to kube-scheduler."""
-
-    enabled: bool = Field(True, description="False keeps the section, and nothing listens.")
-    listen: Annotated[str, AfterValidator(_check_address)] = Field(
-        "127.0.0.1:9810",
-        min_length=1,
-        description="Address with which a `urlPrefix` of kube-scheduler begins. One that other machines reach needs "
-        "TLS and `client_ca`: whoever asks may have pods bound.",
-    )
-    tls_cert: Annotated[str, AfterValidator(_check_path)] = Field(
-        "",
-        description="File of the certificate with its chain, for `enableHTTPS: true`; read again when it changes. "
-        "Empty: no TLS.",
-    )
-    tls_key: Annotated[str, AfterValidator(_check_path)] = Field(
-        "", description="File of its private key, without a password."
-    )
-    client_ca: Annotated[str, AfterValidator(_check_path)] = Field(
-        "",
-        description="File of the authorities of which one must have signed the scheduler's certificate; empty: anybody "
-        "may ask.",
-    )
-    max_body: Quantity = Field(
-        32 << 20, description="The largest request; with `nodeCacheCapable: false` a node has 10 to 30 KB."
-    )
-    concurrency: int = Field(16, ge=1, le=1024, description="Calls that run at once; others wait.")
-    follow: bool = Field(
-        False,
-        description="Follow the cluster's nodes, and pods that are bound and do not run yet, for `nodeCacheCapable: "
-        "true` and for plugins that bind.",
-    )
-    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
-
-    @model_validator(mode="after")
-    def _check_tls(self) -> Self:
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise ValueError("tls_cert and tls_key go together; give both, or none for plain HTTP")
-        if self.client_ca and not self.tls_cert:
-            raise ValueError("client_ca needs TLS; give tls_cert and tls_key, too")
-        host = parse_address(self.listen)[0]
-        if not (self.client_ca or host == "localhost" or host.startswith("127.") or host == "::1"):
-            raise ValueError(
-                f"listen = {self.listen!r} is reached by others, and whoever asks may have pods bound; give tls_cert, "
-                "tls_key and client_ca, or listen on 127.0.0.1, where a kube-scheduler with hostNetwork reaches it"
-            )
-        return self
-
-
-class NetworksSection(_Model):
-    """`[networks]`: its presence lets the daemon ask the API server which networks there are, and which pods want."""
-
-    enabled: bool = Field(True, description="False keeps the section without anybody asking.")
-    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
-    patience: Seconds = Field(
-        10.0, description="How long an ADD waits for what the API server has to say, before it fails with code 11."
-    )
-    objects: bool = Field(
-        True,
-        description="Follow objects `Network`, too, for which the cluster needs their CustomResourceDefinition.",
-    )
-
-
-Part = Literal["labels", "annotations", "conditions", "events", "pods", "config-maps"]
-"""What can be published."""
-
-
-class ClusterSection(_Model):
-    """`[cluster]`: its presence lets the daemon say in the cluster's objects what this node has and lacks."""
-
-    enabled: bool = Field(True, description="False keeps the section, and nothing is published.")
-    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
-    publish: tuple[Part, ...] = Field(
-        ("labels", "annotations", "conditions", "events", "pods", "config-maps"),
-        description="What: labels, annotations and conditions of the Node, events, annotations of pods, and ConfigMaps "
-        "about the node.",
-    )
-    resync: Seconds = Field(300.0, description="How often it is looked whether the Node still has what was published.")
-
-
-class DraSection(_Model):
-    """`[dra]`: how sections with `serve = "dra"` offer their devices to the cluster."""
-
-    kubeconfig: Path | None = Field(None, description=_KUBECONFIG)
-    cdi_dir: Path = Field(
-        Path("/var/run/cdi"), description="Where the runtime reads CDI specs: there is one for each prepared claim."
-    )
-    taint: Literal["NoSchedule", "NoExecute", "None"] = Field(
-        "NoSchedule",
-        description="What an unhealthy device does: 'NoSchedule': it gets no new claims; 'NoExecute': pods that have "
-        "it are evicted, too; 'None': it is told, and nothing else.",
-    )
-    order: Literal["listed", "most-free-first"] = Field(
-        "listed",
-        description="In which order the scheduler tries devices: 'listed': as the plugin lists them, which fills one "
-        "after another; 'most-free-first': spreads claims over devices with parts.",
-    )
-
-
-class Configuration(_Model):
+class Configuration(Model):
     """The whole file."""
 
     version: Literal[1]

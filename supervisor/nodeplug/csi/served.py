@@ -23,12 +23,11 @@ from nodeplug.csi.driver import Driver
 from nodeplug.pb import pluginregistration_v1_pb2 as pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as pb_grpc
 from nodeplug.process.lane import Lane
-from nodeplug.process.private_socket import Bound, serve
+from nodeplug.process.private_socket import Bound, serve, stop
 
 LOG: Final = logging.getLogger(__name__)
 _VERSIONS: Final = ("1.0.0",)
 _OPTIONS: Final = (("grpc.so_reuseport", 0),)
-_STOP_GRACE: Final = 1.0
 _AFTER_REFUSAL: Final = 2.0
 """Seconds without a socket after which kubelet has forgotten that it refused one: it looks every second."""
 _LONGEST: Final = 120.0
@@ -93,9 +92,9 @@ class Served:
             identity.serve(self.driver, server)
             node.serve(self.driver, server)
             controller.serve(self.driver, server)
-            self._socket = await serve(server, self.lane, lambda: _bound(self.path, server))
+            self._socket = await serve(server, self.lane, lambda: Bound.in_folder(self.path, server))
             self._server, old = server, self._server
-            await _stop(old)
+            await stop(old)
         if time.monotonic() < self._not_before:
             await self._withdraw()
             return
@@ -104,9 +103,9 @@ class Served:
             registrar = grpc.aio.server(options=_OPTIONS)
             pb_grpc.add_RegistrationServicer_to_server(_Registration(self), registrar)
             announced = registration_of(self.registrations, self.driver.name)
-            self._registration = await serve(registrar, self.lane, lambda: _bound(announced, registrar))
+            self._registration = await serve(registrar, self.lane, lambda: Bound.in_folder(announced, registrar))
             self._registrar, old = registrar, self._registrar
-            await _stop(old)
+            await stop(old)
             self._announced, self._asked = time.monotonic(), False
         self.problem = self._lost if self.registered else self._unanswered()
         if not self.registered and time.monotonic() > self._announced + self.patience:
@@ -174,7 +173,7 @@ class Served:
         registrar, self._registrar = self._registrar, None
         if registration is not None:
             await self.lane.run(registration.remove)
-        await _stop(registrar)
+        await stop(registrar)
 
     async def end(self, *, withdraw: bool) -> None:
         """Stop serving; `withdraw` also takes the driver from kubelet, which otherwise waits for the next daemon."""
@@ -183,13 +182,8 @@ class Served:
                 await self._withdraw()
                 if self._socket is not None:
                     await self.lane.run(self._socket.remove)
-        await _stop(self._registrar)
-        await _stop(self._server)
-
-
-async def _stop(server: grpc.aio.Server | None) -> None:
-    if server is not None:
-        await server.stop(_STOP_GRACE)
+        await stop(self._registrar)
+        await stop(self._server)
 
 
 @dataclass(slots=True)
@@ -214,12 +208,3 @@ class _Registration(pb_grpc.RegistrationServicer):
         del context
         self.served.judged(request)
         return pb.RegistrationStatusResponse()
-
-
-def _bound(path: Path, server: grpc.aio.Server) -> Bound:
-    """Bind a server in a folder that kubelet may not have made yet."""
-    try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    except OSError as error:
-        raise PluginError(f"cannot make {path.parent}: {error}") from error
-    return Bound.at(path, server)

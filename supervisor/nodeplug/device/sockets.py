@@ -6,14 +6,12 @@ Refuses: serving, and binding (`process.private_socket`).
 
 import hashlib
 import logging
-import time
 from pathlib import Path
 from typing import Final
 
-from nodeplug.process.private_socket import is_passing_name, remove_if_dead
+from nodeplug.process.private_socket import fresh_number, is_passing_name, remove_if_dead
 
 LOG: Final = logging.getLogger(__name__)
-_last_number = 0
 
 
 def socket_path(folder: Path, resource: str) -> Path:
@@ -22,9 +20,7 @@ def socket_path(folder: Path, resource: str) -> Path:
     `nodeplug-<8 hex of the resource>-<milliseconds since boot, or one more than the last>.sock`: kubelet must not take
     a new server for an old one (kubernetes#121994), also across restarts of the daemon.
     """
-    global _last_number  # noqa: PLW0603 - one counter for the process: two registrations within a millisecond
-    _last_number = max(_last_number + 1, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
-    return folder / f"{_stem(resource)}{_last_number}.sock"
+    return folder / f"{_stem(resource)}{fresh_number()}.sock"
 
 
 def _stem(resource: str) -> str:

@@ -175,10 +175,12 @@ class Publication:
             self._uid = await self._node_uid(client)
         wanted = [one for pool in listed for one in self._slices(driver, pool)]
         todo = changes(wanted, stored)
-        if not todo:
+        stubborn = self._stubborn(todo, stored)
+        if stubborn:
+            self._troubles[driver] = f"the API server stores something else than it is sent: {', '.join(stubborn)}"
+        else:
             self._troubles.pop(driver, None)
-            return
-        if self._is_stubborn(driver, todo, stored):
+        if not todo or stubborn:
             return
         if todo.create:  # the Node may be another one by now, and the slices have gone with the former
             uid = await self._node_uid(client)
@@ -201,19 +203,15 @@ class Publication:
         }
         self._compare(driver, sent, answers)
 
-    def _is_stubborn(self, driver: str, todo: Changes, stored: Sequence[Object]) -> bool:
-        """Whether the server has made of just this what it has now: to write it again would go on for ever."""
-        there = {str(one["metadata"]["name"]): one for one in stored}
-        names = [str(one["metadata"]["name"]) for one in todo.replace]
-        known = all(
-            self._answers.get(name) == (_content(one), _content(there[name]))
-            for name, one in zip(names, todo.replace, strict=True)
-        )
-        if todo.create or todo.delete or not known:
-            self._troubles.pop(driver, None)
-            return False
-        self._troubles[driver] = f"the API server stores something else than it is sent: {', '.join(names)}"
-        return True
+    def _stubborn(self, todo: Changes, stored: Sequence[Object]) -> list[str]:
+        """Return the slices of which the server has made what it has now when it was sent just this.
+
+        To write them again would go on for ever; none if there is anything else to be written.
+        """
+        there = {str(one["metadata"]["name"]): _content(one) for one in stored}
+        sent = {str(one["metadata"]["name"]): _content(one) for one in todo.replace}
+        known = all(self._answers.get(name) == (content, there[name]) for name, content in sent.items())
+        return [*sent] if known and not todo.create and not todo.delete else []
 
     def _slices(self, driver: str, pool: Pool) -> list[Object]:
         fitting = pool if self._taints else without_unusable(pool)

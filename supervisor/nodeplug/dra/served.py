@@ -11,7 +11,6 @@ long as the file is there.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,13 +24,12 @@ from nodeplug.dra.leftovers import REGISTRATION, remove_dead_sockets
 from nodeplug.pb import pluginregistration_v1_pb2 as pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as pb_grpc
 from nodeplug.process.lane import Lane, Unanswered
-from nodeplug.process.private_socket import Bound, serve
+from nodeplug.process.private_socket import Bound, fresh_number, serve, stop
 
 LOG: Final = logging.getLogger(__name__)
 VERSIONS: Final = ("v1.DRAPlugin",)
 """What is served, as kubelet names versions: not the name of the gRPC service (pkg/kubelet/cm/dra/plugin)."""
 _OPTIONS: Final = (("grpc.so_reuseport", 0),)
-_STOP_GRACE: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -88,19 +86,19 @@ class Served:
         if self._socket is None or not await self.lane.run(self._socket.is_there):
             server = grpc.aio.server(options=_OPTIONS)
             self.services(server)
-            path = self.folder / f"dra-{_number()}.sock"
-            self._socket = await serve(server, self.lane, lambda: _bound(path, server))
+            path = self.folder / f"dra-{fresh_number()}.sock"
+            self._socket = await serve(server, self.lane, lambda: Bound.in_folder(path, server))
             self._server, old = server, self._server
-            await _stop(old)
+            await stop(old)
             await self._withdraw()  # it says where the driver was before
         if self._registration is None or not await self.lane.run(self._registration.is_there):
             self.registered, self.problem = False, self._unasked
             registrar = grpc.aio.server(options=_OPTIONS)
             pb_grpc.add_RegistrationServicer_to_server(_Registration(self), registrar)
-            path = self.registrations / f"{self.driver}-{_number()}{REGISTRATION}"
-            self._registration = await serve(registrar, self.lane, lambda: _bound(path, registrar))
+            path = self.registrations / f"{self.driver}-{fresh_number()}{REGISTRATION}"
+            self._registration = await serve(registrar, self.lane, lambda: Bound.in_folder(path, registrar))
             self._registrar, old = registrar, self._registrar
-            await _stop(old)
+            await stop(old)
 
     @property
     def _unasked(self) -> str:
@@ -132,7 +130,7 @@ class Served:
         if registration is not None:
             with suppress(PluginError):
                 await self.lane.run(registration.remove)
-        await _stop(registrar)
+        await stop(registrar)
         self.registered = False
 
     async def end(self) -> None:
@@ -148,31 +146,7 @@ class Served:
         if socket is not None:
             with suppress(PluginError):
                 await self.lane.run(socket.remove)
-        await _stop(server)
-
-
-async def _stop(server: grpc.aio.Server | None) -> None:
-    if server is not None:
-        await server.stop(_STOP_GRACE)
-
-
-def _bound(path: Path, server: grpc.aio.Server) -> Bound:
-    """Bind a server in a folder that may not be there yet."""
-    try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    except OSError as error:
-        raise PluginError(f"cannot make {path.parent}: {error}") from error
-    return Bound.at(path, server)
-
-
-_last = 0
-
-
-def _number() -> int:
-    """Return a number that no instance had since boot: milliseconds, or one more than the last."""
-    global _last  # noqa: PLW0603 - one counter for the process
-    _last = max(_last + 1, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
-    return _last
+        await stop(server)
 
 
 @dataclass(slots=True)

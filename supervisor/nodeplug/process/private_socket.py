@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ PATH_LIMIT: Final = 107
 """Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
 _UMASK: Final = 0o177
 _NUMBERS: Final = count()
+_STOP_GRACE: Final = 1.0
+_last_number = 0
 _PASSING: Final = re.compile(r"\.[0-9]+\.[0-9]+")
 
 
@@ -65,6 +68,13 @@ def remove_if_dead(path: Path) -> bool:
     return False
 
 
+def fresh_number() -> int:
+    """Return a number that no socket of this node had since boot: milliseconds, or one more than the last."""
+    global _last_number  # noqa: PLW0603 - one counter for the process: two sockets within a millisecond
+    _last_number = max(_last_number + 1, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
+    return _last_number
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A path, and the socket that was put there. Every method may block.
@@ -97,6 +107,15 @@ class Bound:
                 fresh.unlink(missing_ok=True)
             raise PluginError(f"cannot listen on {path}: {error}; is the folder there and writable?") from error
         return cls(path, inode, fresh)
+
+    @classmethod
+    def in_folder(cls, path: Path, server: grpc.aio.Server) -> Self:
+        """Bind a server in a folder that kubelet may not have made yet; raises as `at` does."""
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        except OSError as error:
+            raise PluginError(f"cannot make {path.parent}: {error}") from error
+        return cls.at(path, server)
 
     def is_there(self) -> bool:
         """Whether the path still leads to this socket."""
@@ -142,3 +161,9 @@ async def serve(server: grpc.aio.Server, lane: Lane, bind: Callable[[], Bound]) 
         raise
     await server.start()
     return bound
+
+
+async def stop(server: grpc.aio.Server | None) -> None:
+    """Stop a server, if there is one; calls in progress get a moment."""
+    if server is not None:
+        await server.stop(_STOP_GRACE)

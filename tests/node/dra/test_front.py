@@ -78,14 +78,6 @@ def start(short_path: Path) -> Iterator[Start]:
         yield begin
 
 
-def test_a_quiet_node_asks_the_api_server_for_nothing_but_the_watch(start: Start) -> None:
-    served = start().ready()
-    until(lambda: served.driver["problem"] == "")
-    before = len(served.api.asked)
-    time.sleep(3)  # as long as three turns of everything that is done again and again
-    assert [one for one in served.api.asked[before:] if "watch" not in one] == []
-
-
 def test_slices_that_kubelet_has_wiped_are_there_again(start: Start) -> None:
     served = start().ready()
     for _ in range(3):

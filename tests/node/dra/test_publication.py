@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.node.dra.objects import NODE
 
 from nodeplug import Device, DeviceId, Part, ResourceName
@@ -122,13 +121,12 @@ def test_a_card_that_is_stored_as_a_whole_although_the_trial_was_right_is_taken_
         during(story)
 
 
-@pytest.mark.parametrize("section", ["a"])
-def test_what_is_wanted_is_written_once(tmp_path: Path, section: str) -> None:
+def test_what_is_wanted_is_written_once(tmp_path: Path) -> None:
     async def story(_: Publication) -> None:
         while not api.slices():
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
         assert writes(api) == 2  # a trial, and the slice
 
-    with ResourceApi(NODE) as api, published(api, tmp_path, section) as during:
+    with ResourceApi(NODE) as api, published(api, tmp_path, "a") as during:
         during(story)

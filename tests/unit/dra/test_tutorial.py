@@ -14,7 +14,7 @@ from nodeplug.dra.slices import slices_of
 from nodeplug.fields import parse_quantity
 from nodeplug.testing import host
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tutorial-device.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "tutorial-device.md").read_text()
 RESOURCE = ResourceName("example.com/licence")
 
 
