@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeplug.install.native import compiler
+
 ROOT = Path(__file__).parents[2]
 MAKE = """#!/bin/bash
 trap 'echo "$1" >>{folder}/ended' EXIT
@@ -90,10 +92,11 @@ def test_a_part_that_fails_ends_those_beside_it_which_clean_up(tmp_path: Path) -
     assert "image" in (tmp_path / "ended").read_text().split()
 
 
+@pytest.mark.usefixtures("has_compiler")
 def test_a_part_that_is_ended_as_it_begins_leaves_the_end_to_the_script(tmp_path: Path) -> None:
     library = tmp_path / "dies.so"
-    compiler = ["gcc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
-    subprocess.run(compiler, input=DIES, text=True, check=True)
+    command = [*compiler(), "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+    subprocess.run(command, input=DIES, text=True, check=True)
     done = play(tmp_path / "run", preload=str(library))
     assert (tmp_path / "run/once").exists()
     assert done.returncode in {127, 128 + signal.SIGTERM}  # bash 5.2 does not know any more what has ended it
