@@ -101,6 +101,7 @@ bench: $(STAMP) ## Measure; prints tables, writes bench/results/latest.json, doc
 	$(RUN)/python -m bench.claims --where-built $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.extenders $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.claimed $(if $(BENCH_QUICK),--quick)
+	$(RUN)/python -m bench.reloading $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.networks $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.roads
 

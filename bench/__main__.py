@@ -56,7 +56,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.page:
         page.write(json.loads((RESULTS / "latest.json").read_text()), arguments.page)
-        for name in ("claims", "claimed", "networks", "extenders"):
+        for name in report.TABLES:
             figures = json.loads((RESULTS / f"{name}.json").read_text())
             page.write_table(name, report.TABLES[name](figures), arguments.page)
         return 0

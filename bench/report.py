@@ -123,6 +123,16 @@ CLAIMED: Final = {
 }
 """Figures of cards by claims, with their limits; 0 means none."""
 
+RELOADING: Final = {
+    "slowest_p50_ms": ("the slowest admission of a reload, ms", 100.0),
+    "slowest_p90_ms": ("the same, p90 of the reloads, ms", 0.0),
+    "slowest_p99_ms": ("the slowest of all, ms", 100.0),
+    "rest_p50_ms": ("an admission at rest, ms", 0.0),
+    "rest_p99_ms": ("the same, p99, ms", 0.0),
+    "reload_p50_ms": ("from SIGHUP until the changed section serves, ms", 0.0),
+}
+"""Figures of reloads while cards are held, with their limits; 0 means none."""
+
 NETWORKS: Final = {
     "pod_add_p50_ms": ("ADD of a pod with three networks, one execution, ms", 0.0),
     "reference_pod_add_p50_ms": ("the same networks by three of the reference's bridge, in turn, ms", 0.0),
@@ -229,6 +239,11 @@ def claimed(figures: Mapping[str, Any]) -> str:
     return _measured(figures, CLAIMED)
 
 
+def reloading(figures: Mapping[str, Any]) -> str:
+    """Return the table of reloads while cards are held."""
+    return _measured(figures, RELOADING)
+
+
 def networks(figures: Mapping[str, Any]) -> str:
     """Return the table of networks as objects."""
     machine = f"{figures['machine']}, {figures['reference_version']}"
@@ -238,6 +253,7 @@ def networks(figures: Mapping[str, Any]) -> str:
 TABLES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "claims": claims,
     "claimed": claimed,
+    "reloading": reloading,
     "networks": networks,
     "extenders": extenders,
 }

@@ -1,0 +1,8 @@
+"""The measure of reloads while cards are held, with one of them: it runs, and names every figure of its table."""
+
+from bench import report
+from bench.reloading import measure
+
+
+def test_every_figure_of_the_table_is_measured() -> None:
+    assert {*report.RELOADING} <= {*measure(1)}
