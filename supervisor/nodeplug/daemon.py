@@ -138,8 +138,14 @@ class Daemon:
         # One that kubelet knows by then would take the devices of the other with it when it is refused.
         await predecessor.loaded(refused)
         await self._recall()
-        await parts.resources.registered(REGISTRATION_PATIENCE)
-        return await predecessor.succeed(parts.hosts.sockets.adopt)
+        try:
+            await asyncio.gather(
+                parts.resources.registered(REGISTRATION_PATIENCE), parts.claims.announce(REGISTRATION_PATIENCE)
+            )
+            return await predecessor.succeed(parts.hosts.sockets.adopt)
+        except BaseException:
+            await parts.claims.stop()  # kubelet would ask here for as long as there is a socket
+            raise
 
     async def _recall(self) -> None:
         """Offer kubelet at once what an earlier daemon offered; its requests wait for the plugins."""

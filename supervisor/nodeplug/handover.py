@@ -3,7 +3,7 @@
 Owns: the order of the steps on both sides, and what is done when the other side fails:
 
     predecessor                              successor
-    starts the successor, goes on serving    loads every plugin to see whether it can; registers the last lists
+    starts the successor, goes on serving    loads every plugin to see whether it can; registers lists and drivers
     lets callers wait, calls end             waits; kubelet asks it for devices, and waits too
     stops its plugins, hands over            starts its plugins, recovers, serves
     ends, but not its streams to kubelet     keeps those open until kubelet closes them
@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from nodeplug.contract.errors import NotSupported, PluginError, TryAgain
 from nodeplug.device.resources import Resources
+from nodeplug.dra.section import DynamicResources
 from nodeplug.exec.frame import Reply
 from nodeplug.exec.server import ExecServer
 from nodeplug.extender.section import Extending
@@ -65,6 +66,7 @@ class Handover:
         server: where callers come in.
         registry: knows the calls inside plugins.
         resources: what kubelet is served.
+        claims: of devices, which kubelet has prepared.
         volumes: knows the requests about volumes, also between two hooks.
         extender: where kube-scheduler comes in.
         sockets: those that plugins keep.
@@ -79,6 +81,7 @@ class Handover:
     server: ExecServer
     registry: Registry
     resources: Resources
+    claims: DynamicResources
     volumes: Volumes
     extender: Extending
     sockets: SocketsBySection
@@ -192,7 +195,8 @@ class Handover:
     def _busy(self) -> list[str]:
         hooks = [call for call, _ in self.registry.calls if call.verb not in _POLLS]
         calls = {call.id: call for call in (*hooks, *self.volumes.inside)}
-        devices = [f"{self.resources.asked} requests about devices"] * bool(self.resources.asked)
+        asked = self.resources.asked + self.claims.asked
+        devices = [f"{asked} requests about devices"] * bool(asked)
         return [*(f"{call.verb} of {call.claim}" for call in calls.values()), *devices]
 
     def _resume(self) -> None:

@@ -371,6 +371,7 @@ class Parts:
             server,
             self.registry,
             self.resources,
+            self.claims,
             self.volumes,
             self.extender,
             self.hosts.sockets,

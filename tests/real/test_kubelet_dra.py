@@ -4,9 +4,12 @@ The cards are simulated; everything else is real.
 """
 
 import json
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -331,6 +334,41 @@ def test_a_daemon_that_is_replaced_keeps_slices_and_claims(lab: Lab, plane: Cont
             run(lab, plane, name, "3Gi" if name == "one" else "8Gi")
             assert prepared(lab)["over"]["ids"] == ids
         assert {one["metadata"]["uid"] for one in slices(plane)} == had
+
+
+def test_an_upgrade_that_is_refused_leaves_slices_and_claims_as_they_are(lab: Lab, plane: ControlPlane) -> None:
+    run(lab, plane, "over", "5Gi")
+    had, pid = {one["metadata"]["uid"] for one in slices(plane)}, lab.daemon.status()["pid"]
+    broken = lab.folder / "broken"
+    broken.touch()
+    try:
+        done = lab.daemon.run("replace")
+    finally:
+        broken.unlink()
+    assert (done.returncode, "installed now is broken" in done.stderr) == (1, True)
+    run(lab, plane, "after", "3Gi")
+    assert lab.daemon.status()["pid"] == pid
+    assert {one["metadata"]["uid"] for one in slices(plane)} == had
+
+
+def test_an_upgrade_is_rolled_back_although_kubelet_knew_the_next_daemon_and_slices_and_claims_stay(
+    lab: Lab, plane: ControlPlane
+) -> None:
+    run(lab, plane, "over", "5Gi")
+    had, pid = {one["metadata"]["uid"] for one in slices(plane)}, lab.daemon.status()["pid"]
+    put_claim(plane, "held", CLASS, {"memory": "3Gi"})
+    with lab.held("allocate", lambda: put_pod(plane, "held", "held")), ThreadPoolExecutor(1) as beside:
+        known = lab.kubelet.log.count("numPlugins=2")
+        asked = beside.submit(lab.daemon.run, "replace")
+        until(lab, "two instances that kubelet has", lambda: lab.kubelet.log.count("numPlugins=2") > known)
+        os.kill(int(lab.daemon.log.split(" is started to take over")[-2].split()[-1]), signal.SIGKILL)
+        assert asked.result().returncode == 1
+    running(lab, plane, "held")
+    run(lab, plane, "after", "8Gi")
+    drop(lab, plane, "over")
+    assert lab.daemon.status()["pid"] == pid
+    assert len([*lab.daemon.paths.plugins_registry.glob(f"{DRIVER}-*")]) == 1
+    assert {one["metadata"]["uid"] for one in slices(plane)} == had
 
 
 def test_a_section_moves_to_kubelets_device_plugins_and_back_and_nothing_is_sold_twice(

@@ -7,7 +7,9 @@ pod can end without.
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger(__name__)
 _AGAIN: Final = 10.0
 """Seconds between two tries to find the API server."""
+_PAUSE: Final = 0.05
 _REPEATED: Final = frozenset({server.PREPARE, server.UNPREPARE})
 
 
@@ -92,9 +95,26 @@ class Drivers:
         self._client: Client | None = None
         self._trouble = "the API server has not been asked yet"
         self._ended = False
+        self._turn = server.Turn()
         self.publication = Publication(node, section.taint, self._wanted)
 
     # --- the life cycle
+
+    async def announce(self, seconds: float) -> None:
+        """Have kubelet know every driver beside the daemon that still serves them; it asks this one from then on.
+
+        Its requests wait for the first `keep`: what claims have is the other daemon's until then.
+
+        Args:
+            seconds: for kubelet, which looks into the folder every second.
+        """
+        until = time.monotonic() + seconds
+        served = [driver.served for driver in self._drivers.values()]
+        for one in served:
+            with suppress(PluginError):  # `keep` tries again, and says so
+                await one.keep()
+        while time.monotonic() < until and not all(one.registered for one in served):  # noqa: ASYNC110 - for seconds, once
+            await asyncio.sleep(_PAUSE)
 
     async def recover(self) -> None:
         """Read the records of claims; whoever has some gets a driver, section or not."""
@@ -148,7 +168,7 @@ class Drivers:
         preparation, news = self._preparation(section, name), server.News()
 
         def services(added: grpc.aio.Server) -> None:
-            server.serve(preparation, self._drivers[section], news, self._front, added)
+            server.serve(preparation, self._drivers[section], news, self._front, self._turn, added)
 
         kubelet = self._paths.plugins_registry.parent
         served = Served(name, kubelet / "plugins", self._paths.plugins_registry, self._lane, services)
@@ -203,12 +223,18 @@ class Drivers:
 
     # --- what is asked of it
 
+    @property
+    def asked(self) -> int:
+        """How many requests of kubelet are not answered."""
+        return len(self._turn.under_way)
+
     def withheld(self, resource: ResourceName) -> Mapping[DeviceId, str]:
         """Return which ids claims have, each with the reason why nobody else may."""
         return {name: f"held by claim {one.claim}" for name, one in self.ledger.taken(resource).items()}
 
     async def keep(self) -> None:
         """Serve every driver, and drop those that nobody needs any more."""
+        self._turn.comes.set()
         for section, driver in list(self._drivers.items()):
             if self._ended:
                 return

@@ -73,6 +73,18 @@ class DynamicResources(ServedDevices):
         for section in sections:
             drivers.expect(section)
 
+    async def announce(self, seconds: float) -> None:
+        """Have kubelet know the drivers of all sections beside the daemon before, whose turn it still is.
+
+        Args:
+            seconds: for kubelet, which may be away.
+        """
+        if sections := self.configuration.serving("dra"):
+            drivers = self._begin()
+            for section in sections:
+                drivers.expect(section)
+            await drivers.announce(seconds)
+
     def _begin(self) -> "Drivers":
         if self._drivers is None:
             from nodeplug.dra.drivers import Drivers  # noqa: PLC0415 - only who serves claims pays for it
@@ -135,6 +147,11 @@ class DynamicResources(ServedDevices):
         """Stop serving: slices and claims stay for the next daemon."""
         if self._drivers is not None:
             await self._drivers.end()
+
+    @property
+    def asked(self) -> int:
+        """How many requests of kubelet about claims are not answered."""
+        return self._drivers.asked if self._drivers is not None else 0
 
     def refresh(self, resource: ResourceName) -> None:
         """Ask for another list of a resource."""

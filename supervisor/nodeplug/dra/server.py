@@ -76,12 +76,24 @@ class News:
             self._waiting.discard(event)
 
 
-class DraPlugin(pb_grpc.DRAPluginServicer):
-    """The claims of one driver."""
+@dataclass(slots=True)
+class Turn:
+    """When the node's claims are this daemon's, and what is done with them.
 
-    def __init__(self, preparation: Preparation, front: Front) -> None:
-        self._preparation, self._front = preparation, front
-        self._under_way: set[asyncio.Task[Any]] = set()
+    Attributes:
+        comes: the daemon before has ended; requests wait for it.
+        under_way: requests, also those that nobody waits for any more.
+    """
+
+    comes: asyncio.Event = field(default_factory=asyncio.Event)
+    under_way: set[asyncio.Task[Any]] = field(default_factory=set)
+
+
+class DraPlugin(pb_grpc.DRAPluginServicer):
+    """The claims of one driver; requests wait until it is this daemon's turn."""
+
+    def __init__(self, preparation: Preparation, front: Front, turn: Turn) -> None:
+        self._preparation, self._front, self._turn = preparation, front, turn
 
     async def NodePrepareResources(  # noqa: N802 - the RPC's name
         self, request: pb.NodePrepareResourcesRequest, context: Any
@@ -128,7 +140,13 @@ class DraPlugin(pb_grpc.DRAPluginServicer):
         self, verb: str, wanted: ClaimReference, work: Callable[[Call, ClaimReference], Coroutine[Any, Any, Any]]
     ) -> Any:
         call = Call(verb, f"dra:{self._preparation.driver}", key=self._preparation.key_of(wanted.uid))
-        return await self._front.serve(call, self._whole(work(call, wanted), verb))
+        return await self._front.serve(call, self._whole(self._in_turn(call, wanted, work), verb))
+
+    async def _in_turn(
+        self, call: Call, wanted: ClaimReference, work: Callable[[Call, ClaimReference], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        await self._turn.comes.wait()
+        return await work(call, wanted)
 
     async def _whole(self, work: Coroutine[Any, Any, Any], verb: str) -> Any:
         """Wait for an answer as long as kubelet does; what was begun goes on to its end in any case.
@@ -136,7 +154,7 @@ class DraPlugin(pb_grpc.DRAPluginServicer):
         Half a step, such as a record that is written and forgotten, would be worse than a late one.
         """
         task = asyncio.create_task(work, name=verb)
-        self._under_way.add(task)
+        self._turn.under_way.add(task)
         task.add_done_callback(self._ended)
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -145,7 +163,7 @@ class DraPlugin(pb_grpc.DRAPluginServicer):
             raise DeadlineExceeded(f"{verb} takes longer than {_PATIENCE:g} s, and goes on") from None
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
+        self._turn.under_way.discard(task)
         if not task.cancelled():
             task.exception()  # marked as retrieved: its caller may have gone
 
@@ -153,8 +171,8 @@ class DraPlugin(pb_grpc.DRAPluginServicer):
 class DeviceHealth(health_grpc.DRAResourceHealthServicer):
     """How the devices of one driver are, for the status of pods."""
 
-    def __init__(self, watched: Watched, news: News) -> None:
-        self._watched, self._news = watched, news
+    def __init__(self, watched: Watched, news: News, turn: Turn) -> None:
+        self._watched, self._news, self._turn = watched, news, turn
 
     # A coroutine that writes, not a generator: a cancelled one runs its `finally` at once.
     async def NodeWatchResources(  # type: ignore[override] # noqa: N802 - the RPC's name; grpc.aio allows both forms
@@ -162,6 +180,7 @@ class DeviceHealth(health_grpc.DRAResourceHealthServicer):
     ) -> None:
         """Say how every device is, at every change and from time to time."""
         del request
+        await self._turn.comes.wait()  # nothing is known before, and kubelet would believe that
         while not self._news.ending:
             seen = self._news.count  # before the list is read: a stream that is slow misses nothing
             await context.write(health_of(self._watched.pools, int(time.time())))
@@ -188,7 +207,14 @@ def health_of(pools: Sequence[Pool], now: int) -> health_pb.NodeWatchResourcesRe
     return message
 
 
-def serve(preparation: Preparation, watched: Watched, news: News, front: Front, server: grpc.aio.Server) -> None:
-    """Have a server answer both services."""
-    pb_grpc.add_DRAPluginServicer_to_server(DraPlugin(preparation, front), server)
-    health_grpc.add_DRAResourceHealthServicer_to_server(DeviceHealth(watched, news), server)
+def serve(
+    preparation: Preparation,
+    watched: Watched,
+    news: News,
+    front: Front,
+    turn: Turn,
+    server: grpc.aio.Server,
+) -> None:
+    """Have a server answer both services, from the turn of this daemon on."""
+    pb_grpc.add_DRAPluginServicer_to_server(DraPlugin(preparation, front, turn), server)
+    health_grpc.add_DRAResourceHealthServicer_to_server(DeviceHealth(watched, news, turn), server)

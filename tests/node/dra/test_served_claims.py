@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.node.dra.cluster import CARDS, DRIVER, Served
@@ -24,6 +26,33 @@ def test_a_killed_daemon_leaves_no_dead_socket_to_the_next_one_also_without_clai
     served.node.start()
     until(lambda: len(sockets(served)) == 1 and sockets(served) != before, found=lambda: str(sockets(served)))
     served.kubelet.until_registered(DRIVER)
+
+
+def test_every_pod_starts_at_once_while_daemons_follow_each_other_and_kubelet_always_has_one(served: Served) -> None:
+    until(lambda: bool(served.api.slices()))
+    over, tries = threading.Event(), 0
+
+    def start_pods() -> None:
+        nonlocal tries
+        while not over.is_set():
+            tries += 1
+            served.scheduler.claim(f"c-{tries}", wants_part("1Gi"), pod="one")
+            served.scheduler.place("one", [f"c-{tries}"])
+            served.kubelet.admit("one", [f"c-{tries}"])
+            served.kubelet.end("one")
+            served.scheduler.free("one")
+
+    with ThreadPoolExecutor(1) as beside:
+        starting = beside.submit(start_pods)
+        try:
+            for _ in range(2):
+                done = served.node.run("replace")
+                assert done.returncode == 0, done.stderr
+            until(lambda: starting.done() or tries > 5)
+        finally:
+            over.set()
+        starting.result()
+    assert served.kubelet.events == []
 
 
 def test_a_section_that_goes_takes_its_slices_and_its_socket_along(served: Served) -> None:

@@ -95,19 +95,31 @@ class Lab:
         self.kubelet.wait_for("a list of devices", lambda: self.lists_taken() > before)
         time.sleep(1.0)  # it logs before it stores
 
-    def kill_while_held(self, verb: str, start: Callable[[], None]) -> None:
+    def kill_while_held(self, verb: str, start: Callable[[], object]) -> None:
         """Start something, and kill the daemon inside its call (see the plugin `hold`).
+
+        Raises:
+            PluginError: the call did not come.
+        """
+        with self.held(verb, start):
+            self.daemon.kill()
+
+    @contextmanager
+    def held(self, verb: str, start: Callable[[], object]) -> Iterator[None]:
+        """Start something, and keep its call back for the length of a block (see the plugin `hold`).
 
         Raises:
             PluginError: the call did not come.
         """
         hold, held = (self.folder / f"{word}-{verb}" for word in ("hold", "held"))
         hold.touch()
-        start()
-        self.kubelet.wait_for(f"a {verb} that is held", held.exists)
-        self.daemon.kill()
-        hold.unlink()
-        held.unlink()
+        try:
+            start()
+            self.kubelet.wait_for(f"a {verb} that is held", held.exists)
+            yield
+        finally:
+            hold.unlink()
+            held.unlink(missing_ok=True)
 
     @contextmanager
     def successors(self) -> Iterator[Callable[[], None]]:

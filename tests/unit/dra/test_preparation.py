@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,39 @@ from tests.unit.dra.prepared import DRIVER, GIB, POOL, Prepared, result, units
 from nodeplug import Device, DeviceId, Exhausted, NotFound, NotReady, Part, PluginError, TryAgain
 from nodeplug.dra.claims import PreparedDevice, encode_prepared
 from nodeplug.dra.records import read_record
-from nodeplug.dra.server import DraPlugin
-from nodeplug.dra.values import Share
+from nodeplug.dra.server import DeviceHealth, DraPlugin, News, Turn
+from nodeplug.dra.values import Pool, Share
 from nodeplug.hosting.front import Front
+from nodeplug.pb import dra_health_v1alpha1_pb2 as health_pb
 from nodeplug.pb import dra_v1_pb2 as pb
 
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Prepared:
     return Prepared(tmp_path)
+
+
+class Told:
+    """A stream of kubelet's."""
+
+    messages = 0
+
+    async def write(self, message: object) -> None:
+        del message
+        self.messages += 1
+
+
+class Nothing:
+    """No devices."""
+
+    pools: Sequence[Pool] = ()
+
+
+def turn() -> Turn:
+    """It is this daemon's."""
+    found = Turn()
+    found.comes.set()
+    return found
 
 
 def test_a_claim_gets_as_many_units_as_its_amount_needs_and_the_answer_echoes_its_share(driver: Prepared) -> None:
@@ -290,7 +315,7 @@ def test_all_calls_about_a_claim_have_one_key_so_that_a_release_waits_for_an_all
 ) -> None:
     async def story() -> None:
         driver.put("one", result("a", "1Gi"))
-        plugin = DraPlugin(driver.preparation, Front(driver.preparation.runner))
+        plugin = DraPlugin(driver.preparation, Front(driver.preparation.runner), turn())
         named = [pb.Claim(uid="uid-one", namespace="ns", name="one")]
         answer = await plugin.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=named), None)
         assert not answer.claims["uid-one"].error
@@ -302,10 +327,31 @@ def test_all_calls_about_a_claim_have_one_key_so_that_a_release_waits_for_an_all
     assert {*driver.keys} == {f"{DRIVER}:uid-one"}
 
 
+def test_requests_that_come_before_a_daemons_turn_wait_and_nothing_is_told_of_health(driver: Prepared) -> None:
+    async def story() -> None:
+        driver.put("one", result("a", "1Gi"))
+        waiting, news, told = Turn(), News(), Told()
+        plugin = DraPlugin(driver.preparation, Front(driver.preparation.runner), waiting)
+        named = [pb.Claim(uid="uid-one", namespace="ns", name="one")]
+        health = asyncio.create_task(
+            DeviceHealth(Nothing(), news, waiting).NodeWatchResources(health_pb.NodeWatchResourcesRequest(), told)
+        )
+        asked = asyncio.create_task(plugin.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=named), None))
+        await asyncio.sleep(0.05)
+        assert (asked.done(), told.messages, driver.ids("one")) == (False, 0, ())
+        waiting.comes.set()
+        assert not (await asked).claims["uid-one"].error
+        news.end()
+        await health
+        assert told.messages == 1
+
+    asyncio.run(story())
+
+
 def test_a_request_that_its_caller_gives_up_goes_on_to_its_end(driver: Prepared) -> None:
     async def story() -> None:
         driver.put("one", result("a", "1Gi"))
-        plugin = DraPlugin(driver.preparation, Front(driver.preparation.runner))
+        plugin = DraPlugin(driver.preparation, Front(driver.preparation.runner), turn())
         named = [pb.Claim(uid="uid-one", namespace="ns", name="one")]
         lock = driver.preparation._lock("uid-one")
         async with lock:
