@@ -151,7 +151,7 @@ class Handover:
             known = True
             ready = await successor.word("ready", REGISTERED)
             self._takes_sockets = ready.get("sockets") is True  # one of an earlier release may have been installed
-            await self._wait_for_quiet()
+            await self._wait_for_quiet(successor)
         except BaseException as error:
             LOG.error("this daemon goes on, process %d does not take over: %s", successor.pid, error)
             self._go_on(known, str(error))
@@ -176,8 +176,12 @@ class Handover:
         if worse:
             raise TryAgain(f"the code that is installed now cannot load what runs: {refused[worse[0]]}")
 
-    async def _wait_for_quiet(self) -> None:
-        """Let new callers wait until no call is inside; let them in again from time to time if that takes long."""
+    async def _wait_for_quiet(self, successor: Successor) -> None:
+        """Let new callers wait until no call is inside; let them in again from time to time if that takes long.
+
+        Raises:
+            TryAgain: calls do not end; or nobody is there any more to take over.
+        """
         for _ in range(TRIES):
             until = time.monotonic() + QUIET
             quiet = await self.server.pause(QUIET)
@@ -185,6 +189,8 @@ class Handover:
             self.volumes.hold()  # CSI calls come on sockets of their own; kubelet repeats what is refused
             while quiet and self._busy() and time.monotonic() < until:  # noqa: ASYNC110 - kubelet's calls, once in a while
                 await asyncio.sleep(0.02)
+            if successor.has_ended:
+                raise TryAgain(f"its successor, process {successor.pid}, has ended; the log says why")
             if quiet and not self._busy():
                 return
             self._resume()

@@ -337,7 +337,7 @@ def test_a_daemon_that_is_replaced_keeps_slices_and_claims(lab: Lab, plane: Cont
 
 
 def test_an_upgrade_that_is_refused_leaves_slices_and_claims_as_they_are(lab: Lab, plane: ControlPlane) -> None:
-    run(lab, plane, "over", "5Gi")
+    run(lab, plane, "present", "5Gi")
     had, pid = {one["metadata"]["uid"] for one in slices(plane)}, lab.daemon.status()["pid"]
     broken = lab.folder / "broken"
     broken.touch()
@@ -354,20 +354,21 @@ def test_an_upgrade_that_is_refused_leaves_slices_and_claims_as_they_are(lab: La
 def test_an_upgrade_is_rolled_back_although_kubelet_knew_the_next_daemon_and_slices_and_claims_stay(
     lab: Lab, plane: ControlPlane
 ) -> None:
-    run(lab, plane, "over", "5Gi")
+    run(lab, plane, "stands", "5Gi")
     had, pid = {one["metadata"]["uid"] for one in slices(plane)}, lab.daemon.status()["pid"]
-    put_claim(plane, "held", CLASS, {"memory": "3Gi"})
-    with lab.held("allocate", lambda: put_pod(plane, "held", "held")), ThreadPoolExecutor(1) as beside:
+    put_claim(plane, "inside", CLASS, {"memory": "3Gi"})
+    with lab.held("allocate", lambda: put_pod(plane, "inside", "inside")), ThreadPoolExecutor(1) as beside:
         known = lab.kubelet.log.count("numPlugins=2")
         asked = beside.submit(lab.daemon.run, "replace")
         until(lab, "two instances that kubelet has", lambda: lab.kubelet.log.count("numPlugins=2") > known)
         os.kill(int(lab.daemon.log.split(" is started to take over")[-2].split()[-1]), signal.SIGKILL)
         assert asked.result().returncode == 1
-    running(lab, plane, "held")
-    run(lab, plane, "after", "8Gi")
-    drop(lab, plane, "over")
+    running(lab, plane, "inside")
+    run(lab, plane, "next", "8Gi")
+    drop(lab, plane, "stands")
     assert lab.daemon.status()["pid"] == pid
-    assert len([*lab.daemon.paths.plugins_registry.glob(f"{DRIVER}-*")]) == 1
+    registry = lab.daemon.paths.plugins_registry
+    until(lab, "one socket", lambda: len([*registry.glob(f"{DRIVER}-*")]) == 1)
     assert {one["metadata"]["uid"] for one in slices(plane)} == had
 
 

@@ -66,6 +66,16 @@ class Successor:
         """Its descriptor (pidfd_open(2))."""
         return self._process
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is no more."""
+        try:
+            return not self._end.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     @classmethod
     async def start(cls, arguments: Sequence[str], patience: float = STARTED) -> Self:
         """Execute `nodeplug` with these arguments and the option of a successor, from the code that is installed now.

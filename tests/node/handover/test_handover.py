@@ -286,6 +286,27 @@ def test_kubelet_has_the_devices_again_when_a_successor_that_it_knew_is_killed(
     assert serving(node) == before
 
 
+def test_nobody_waits_for_calls_any_more_when_the_successor_is_killed(
+    node: ScratchNode, volumes: Volumes, tmp_path: Path
+) -> None:
+    before = serving(node)
+    (tmp_path / "hold attach").touch()
+    with beside(lambda: volumes.call("attach", "slow")) as attached:
+        until((tmp_path / "in attach").exists)
+        try:
+            with beside(lambda: node.run("replace")) as asked:
+                until(lambda: "is started to take over" in node.log)
+                successor = int(node.log.split("process ")[-1].split()[0])
+                time.sleep(5)  # it has loaded everything by then, and waits as the daemon does
+                os.kill(successor, signal.SIGKILL)
+                done = asked()
+        finally:
+            (tmp_path / "hold attach").unlink()
+        assert (done.returncode, f"process {successor}, has ended" in done.stderr) == (1, True)
+        assert attached()["status"] == "Success"
+    assert serving(node) == before
+
+
 def test_a_call_that_does_not_end_keeps_the_daemon_and_others_are_served(
     node: ScratchNode, volumes: Volumes, tmp_path: Path
 ) -> None:
