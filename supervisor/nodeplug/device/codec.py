@@ -75,6 +75,16 @@ def encode_list(resource: ResourceName, devices: Sequence[Device]) -> pb.ListAnd
     )
 
 
+def overlapping(resource: ResourceName, devices: Sequence[Device]) -> str:
+    """Say why kubelet may get none of a list: it would give away at once what devices have in common; else empty."""
+    for name, of in ((one.id, one.counters.of) for one in devices if one.counters is not None):
+        return (
+            f"{resource} lists {name!r}, which overlaps other devices of counter set {of!r}, and kubelet's device "
+            'plugins cannot count what these take of one another: serve the section by claims (serve = "dra")'
+        )
+    return ""
+
+
 def _check_nodes(resource: ResourceName, devices: Sequence[Device]) -> None:
     for device in devices:
         if not all(0 <= node <= _INT64_MAX for node in device.numa_nodes):

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeplug.contract.errors import NotFound, PluginError
+from nodeplug.contract.errors import NotFound, NotSupported, PluginError
 from nodeplug.contract.values.devices import Device, DeviceId, DeviceList, ResourceName
 from nodeplug.device.binding import Binding
 from nodeplug.device.caller import Caller
+from nodeplug.device.codec import overlapping
 from nodeplug.device.kubelet import KubeletFolders, Mode
 from nodeplug.device.last_known import LastKnown, Remembered
 from nodeplug.device.registration import Registration
@@ -228,7 +229,7 @@ class ResourceTask:
             devices = await self._runner.call(
                 route, "device_list", call, {"request": DeviceList(resource=self.resource)}
             )
-            await self._snapshots.publish(self._without_claimed(devices))
+            await self._publish(devices)
         except NotFound as error:
             await self._nothing_to_offer(error.message)
         except PluginError as error:
@@ -239,6 +240,18 @@ class ResourceTask:
         else:
             self._have_listed(self._snapshots.shortened, call)
         self._binding.listed(route, "" if self._shortened else self._list_error)
+
+    async def _publish(self, devices: Sequence[Device]) -> None:
+        """Make a list the current one.
+
+        Raises:
+            NotSupported: its devices overlap; of what was listed before, nothing can be given away any more.
+            PluginError: it cannot be sent; the current one stays.
+        """
+        if why := overlapping(self.resource, devices):
+            await self._list_unhealthy(why)
+            raise NotSupported(why)
+        await self._snapshots.publish(self._without_claimed(devices))
 
     def _without_claimed(self, devices: Sequence[Device]) -> tuple[Device, ...]:
         """Return a list in which what claims have cannot be given away: the section served them before."""

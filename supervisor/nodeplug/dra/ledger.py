@@ -9,13 +9,15 @@ its claim in the API before this node has heard of it, and the next pod's claim 
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from nodeplug.contract.errors import Exhausted, InvalidRequest, NotReady
-from nodeplug.contract.values import DeviceId, Holding, ResourceName
+from nodeplug.contract.values import Counters, DeviceId, Holding, ResourceName
 from nodeplug.dra.names import attribute_name
-from nodeplug.dra.records import ClaimRecord
-from nodeplug.dra.values import PoolDevice, Share
+from nodeplug.dra.records import ClaimRecord, Held
+from nodeplug.dra.values import Pool, PoolDevice, Share
 
+_PLUGINS_CONTAINERS: Final = "containers that got it by kubelet's device plugins"
 Users = Callable[[str, str], Sequence[tuple[str, str]]]
 """Returns the pods and containers that use a claim, by its namespace and name, as far as kubelet has told."""
 
@@ -102,10 +104,63 @@ class Ledger:
             return tuple(free[:wanted])
         holders = sorted({_who(taken[name]) for name in usable if name in taken})
         if any(name in elsewhere for name in usable):
-            holders.append("containers that got it by kubelet's device plugins")
+            holders.append(_PLUGINS_CONTAINERS)
         who = f"; held by {', '.join(holders)}" if holders else ""
         what = f"{len(free)} free of {len(device.devices)} parts, {wanted} wanted" if device.shared else "it is taken"
         raise Exhausted(f"device {share.device} of pool {share.pool}: {what}{who}; it is tried again")
+
+    def check_overlap(
+        self,
+        pool: Pool,
+        device: PoolDevice,
+        share: Share,
+        elsewhere: Collection[DeviceId],
+        mine: Sequence[Held] = (),
+    ) -> None:
+        """Check that those who hold devices that overlap one leave enough of each counter that it consumes.
+
+        Args:
+            pool: of the device, as it is listed now.
+            device: the device.
+            share: what the scheduler allocated.
+            elsewhere: ids that containers hold which kubelet's device plugins got.
+            mine: what the same claim has got for other shares.
+
+        Raises:
+            Exhausted: they do not.
+        """
+        if share.admin or device.counters is None:
+            return
+        others = self._overlapping(pool, device, elsewhere, mine)
+        for name, wanted in device.counters.consumed.items():
+            consumers = [(counters.consumed.get(name, 0), whose) for counters, whose in others]
+            available = device.counters.available[name]
+            if 0 < wanted > (left := available - sum(amount for amount, _ in consumers)):
+                holders = sorted({one for amount, whose in consumers if amount for one in whose})
+                who = f"; held by {', '.join(holders)}" if holders else ""
+                raise Exhausted(
+                    f"device {share.device} of pool {share.pool}: {max(left, 0)} free of {available} of {name} of "
+                    f"{device.counters.of!r}, {wanted} wanted{who}; it is tried again"
+                )
+
+    def _overlapping(
+        self, pool: Pool, device: PoolDevice, elsewhere: Collection[DeviceId], mine: Sequence[Held]
+    ) -> list[tuple[Counters, set[str]]]:
+        """Return what each other device consumes that somebody holds, and who they are, in the counter set of one."""
+        listed = {one.name: one.counters for one in pool.devices}
+        held = [(one, _who(record)) for record in self.records.values() for one in record.held]
+        found: dict[str, tuple[Counters, set[str]]] = {}
+        for one, who in [*held, *((one, "the claim itself") for one in mine)]:
+            name = one.share.device
+            counters = listed.get(name) or one.counters  # it may be listed no more, and is held all the same
+            if one.resource == device.resource and not one.share.admin and counters is not None:
+                found.setdefault(name, (counters, set()))[1].add(who)
+        for other in pool.devices:
+            if other.counters is not None and any(one.id in elsewhere for one in other.devices):
+                found.setdefault(other.name, (other.counters, set()))[1].add(_PLUGINS_CONTAINERS)
+        found.pop(device.name, None)  # whoever had the first part of it has consumed its counters
+        of = device.counters and device.counters.of
+        return [(counters, who) for counters, who in found.values() if counters.of == of]
 
 
 def parts_of(device: PoolDevice, share: Share) -> int:

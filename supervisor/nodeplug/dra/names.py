@@ -4,8 +4,8 @@ Owns: what a name becomes that is not allowed as it is: two that differ never be
 Refuses: I/O, and what is named.
 
 Source: kubernetes, pkg/apis/resource/validation: a driver is a DNS subdomain of at most 63 characters, a pool is DNS
-subdomains joined by slashes, a device is a DNS label, an attribute is a C identifier of at most 32 characters, the
-value of a taint is the value of a label, and that of an attribute has at most 64 bytes.
+subdomains joined by slashes, a device, a counter and a counter set are DNS labels, an attribute is a C identifier of at
+most 32 characters, the value of a taint is the value of a label, and that of an attribute has at most 64 bytes.
 """
 
 import re
@@ -55,6 +55,11 @@ def resource_value(resource: ResourceName) -> str:
 
 def device_name(name: DeviceId) -> str:
     """Return the name of a device in its pool: its id, where that is a DNS label."""
+    return _legal(name, _LABEL, _LABEL_LIMIT)
+
+
+def counter_name(name: str) -> str:
+    """Return the name of a counter, or of a set of counters: a DNS label."""
     return _legal(name, _LABEL, _LABEL_LIMIT)
 
 

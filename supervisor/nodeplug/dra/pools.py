@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from nodeplug.contract.errors import InvalidRequest
 from nodeplug.contract.values import Device, DeviceId, ResourceName
+from nodeplug.dra.counters import check_counters, consumption, written
 from nodeplug.dra.names import device_name, pool_name
 from nodeplug.dra.values import Pool, PoolDevice
 
@@ -42,8 +43,10 @@ def pool_of(
             with each claim.
 
     Raises:
-        InvalidRequest: two devices have one name, or what is said of parts of one thing cannot all be true.
+        InvalidRequest: two devices have one name, or what is said of parts of one thing, or of devices that overlap,
+            cannot all be true.
     """
+    check_counters(resource, devices)
     found: dict[str, list[Device]] = {}
     owners: dict[str, tuple[DeviceId, bool]] = {}
     for device in devices:
@@ -61,9 +64,16 @@ def pool_of(
 def without_unusable(pool: Pool) -> Pool:
     """Return a pool without the devices that a taint would keep from claims, for a cluster that knows no taints.
 
-    A claim that holds one of them keeps it: only new ones are not to find it.
+    A claim that holds one of them keeps it: only new ones are not to find it. One that overlaps others stays in the
+    pool meanwhile, where the scheduler knows what it consumes; there it is in use.
     """
-    return replace(pool, devices=tuple(one for one in pool.devices if one.usable and not pool.away))
+    there = (one for one in pool.devices if one.usable or (one.counters is not None and one.held))
+    return replace(pool, devices=tuple(there) if not pool.away else ())
+
+
+def without_overlapping(pool: Pool) -> Pool:
+    """Return a pool without the devices that overlap others, for a cluster that does not count what these take."""
+    return replace(pool, devices=tuple(one for one in pool.devices if one.counters is None))
 
 
 def _called(owner: tuple[DeviceId, bool]) -> str:
@@ -98,6 +108,7 @@ def _amount(resource: ResourceName, devices: Sequence[Device]) -> dict[str, int]
     whole = f"the parts of {part.of!r} that {resource} lists"
     _agree(f"{whole} differ in size", devices, lambda one: one.part.amount if one.part is not None else {})
     _agree(f"{whole} differ in the capacity of the whole", devices, lambda one: one.capacity)
+    _agree(f"{whole} differ in what the whole consumes", devices, consumption)
     if len(part.amount) != 1:
         raise InvalidRequest(
             f"{whole} have {len(part.amount)} amounts ({', '.join(part.amount) or 'none'}), and one is needed: the "
@@ -119,9 +130,5 @@ def _agree(complaint: str, devices: Sequence[Device], said: Callable[[Device], M
     for one in devices:
         if (other := said(one)) is not first and other != first:
             raise InvalidRequest(
-                f"{complaint}: {devices[0].id!r} has {_written(first)}, and {one.id!r} has {_written(other)}"
+                f"{complaint}: {devices[0].id!r} has {written(first)}, and {one.id!r} has {written(other)}"
             )
-
-
-def _written(amounts: Mapping[str, int]) -> str:
-    return ", ".join(f"{value} of {name}" for name, value in amounts.items()) or "none"

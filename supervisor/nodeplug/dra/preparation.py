@@ -192,8 +192,10 @@ class Preparation:
             if device is None:
                 raise NotFound(f"device {share.device} of pool {share.pool} is gone")
             mine = [name for held in chosen if held.resource == device.resource for name in held.ids]
-            ids = self.ledger.choose(device, share, self.elsewhere(device.resource), mine)
-            chosen.append(Held(share, device.resource, ids))
+            elsewhere = self.elsewhere(device.resource)
+            ids = self.ledger.choose(device, share, elsewhere, mine)
+            self.ledger.check_overlap(pool, device, share, elsewhere, chosen)
+            chosen.append(Held(share, device.resource, ids, None if share.admin else device.counters))
         return chosen
 
     async def _granted(self, call: Call, record: ClaimRecord, allocation: Allocation) -> dict[str, Grant]:

@@ -17,7 +17,7 @@ from typing import Final
 
 from nodeplug.contract.errors import AlreadyExists, NotFound, NotSupported, PluginError
 from nodeplug.dra.names import DOMAIN
-from nodeplug.dra.pools import without_unusable
+from nodeplug.dra.pools import without_overlapping, without_unusable
 from nodeplug.dra.slices import Effect, left_out, slices_of
 from nodeplug.dra.stored import Changes, changes, difference
 from nodeplug.dra.values import Pool
@@ -38,8 +38,14 @@ _UNSHARED: Final = 60.0
 _FASTER: Final = (Conflict, AlreadyExists)
 """Refusals that say that somebody was faster, or the watch is behind."""
 _TRIAL: Final = "trial-"
+_TRIED: Final = ("allowMultipleAllocations", "consumesCounters")
+"""Fields of a device without which it would be given away twice."""
 Wanted = Mapping[str, Mapping[str, Pool | None] | None]
 """What slices are to say, by driver and pool: None for what is to stay as it is, since it is not known yet."""
+
+
+class _Uncounted(NotSupported):
+    """The cluster does not count what devices that overlap take of one another."""
 
 
 @dataclass(slots=True)
@@ -62,16 +68,18 @@ class Publication:
     _refused: dict[str, str] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
     _troubles: dict[str, str] = field(default_factory=dict)
-    _checked: set[str] = field(default_factory=set)
+    _checked: set[tuple[str, str]] = field(default_factory=set)
     _answers: dict[str, tuple[str, str]] = field(default_factory=dict)
     _taints: bool = True
+    _uncounted: dict[str, tuple[str, float]] = field(default_factory=dict)
     _uid: str = ""
     _warned: set[str] = field(default_factory=set)
     _followed: Followed | None = None
 
     def trouble_of(self, driver: str) -> str:
         """Return why the slices of a driver are not what they should be; empty if they are."""
-        own = self._refused.get(driver) or self._troubles.get(driver)
+        uncounted, _ = self._uncounted.get(driver, ("", 0.0))
+        own = self._refused.get(driver) or uncounted or self._troubles.get(driver)
         return own or self.trouble or (self._followed.trouble if self._followed else "")
 
     async def run(self, client: Client) -> None:
@@ -79,6 +87,7 @@ class Publication:
         self._checked.clear()
         self._answers.clear()
         self._taints = True
+        self._uncounted.clear()
         followed = Followed(client, RESOURCE_SLICES, _is_ours, self.news, fields=f"spec.nodeName={self.node}")
         self._followed, self.trouble = followed, ""
         async with asyncio.TaskGroup() as group:
@@ -88,7 +97,7 @@ class Publication:
     async def _write(self, client: Client, followed: Followed) -> None:
         pauses, behind = Pauses(client.bounds), 0
         while True:
-            wait = _UNSHARED if self._refused else None
+            wait = _UNSHARED if self._refused or self._uncounted else None
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self.news.wait()
@@ -132,6 +141,8 @@ class Publication:
                 continue
             try:
                 await self._bring_driver(client, driver, pools, stored)
+            except _Uncounted as error:
+                self._leave_out(driver, error.message)
             except NotSupported as error:
                 await self._refuse(client, driver, error.message, stored)
             except PluginError as error:
@@ -149,10 +160,22 @@ class Publication:
             LOG.error("DRA driver %s offers nothing: %s", driver, why)
         self._refused[driver] = why
         self._not_before[driver] = time.monotonic() + _UNSHARED
-        self._checked.discard(driver)
+        self._doubt(driver)
         pools = self.wanted().get(driver) or {}
         made = [one for pool in pools.values() if pool is not None for one in self._slices(driver, pool)]
         await self._delete(client, sorted({str(one["metadata"]["name"]) for one in (*stored, *made)}))
+
+    def _leave_out(self, driver: str, why: str) -> None:
+        """Offer no device of a driver that overlaps others, for a while: all others are offered at once."""
+        if self._uncounted.get(driver, ("", 0.0))[0] != why:
+            LOG.error("DRA driver %s: %s", driver, why)
+        self._uncounted[driver] = why, time.monotonic() + _UNSHARED
+        self._doubt(driver)
+        self.news.set()
+
+    def _doubt(self, driver: str) -> None:
+        """Have it tried out again what the server makes of a driver's devices."""
+        self._checked = {one for one in self._checked if one[0] != driver}
 
     async def _bring_driver(
         self,
@@ -164,7 +187,7 @@ class Publication:
         """Bring the slices of one driver in line.
 
         Raises:
-            NotSupported: the cluster cannot share devices.
+            NotSupported: the cluster cannot share devices, or count what those that overlap take.
             Conflict, AlreadyExists: it is to be done again.
             PluginError: the API server refuses, or cannot be asked.
         """
@@ -173,7 +196,8 @@ class Publication:
         listed = [pool for pool in pools.values() if pool is not None]
         if not self._uid and listed:
             self._uid = await self._node_uid(client)
-        wanted = [one for pool in listed for one in self._slices(driver, pool)]
+        counted = time.monotonic() >= self._uncounted.get(driver, ("", 0.0))[1]
+        wanted = [one for pool in listed for one in self._slices(driver, pool, counted=counted)]
         todo = changes(wanted, stored)
         stubborn = self._stubborn(todo, stored)
         if stubborn:
@@ -181,6 +205,7 @@ class Publication:
         else:
             self._troubles.pop(driver, None)
         if not todo or stubborn:
+            self._is_as_wanted(driver, counted=counted and not stubborn)
             return
         if todo.create:  # the Node may be another one by now, and the slices have gone with the former
             uid = await self._node_uid(client)
@@ -189,6 +214,11 @@ class Publication:
                 raise Conflict(f"node {self.node} was made anew")
         await self._try_out(client, driver, wanted)
         await self._store(client, driver, todo)
+        self._is_as_wanted(driver, counted=counted)
+
+    def _is_as_wanted(self, driver: str, *, counted: bool) -> None:
+        if counted:
+            self._uncounted.pop(driver, None)
 
     async def _store(self, client: Client, driver: str, todo: Changes) -> None:
         """Write, and look at what has become of it; raises as `_bring_driver` does."""
@@ -201,7 +231,11 @@ class Publication:
             str(one["metadata"]["name"]): (_content(one), _content(answer))
             for one, answer in zip(sent, answers, strict=True)
         }
-        self._compare(driver, sent, answers)
+        try:
+            self._compare(driver, sent, answers)
+        except _Uncounted:  # what is there now would be given away at once
+            await self._delete(client, [str(one["metadata"]["name"]) for one in sent])
+            raise
 
     def _stubborn(self, todo: Changes, stored: Sequence[Object]) -> list[str]:
         """Return the slices of which the server has made what it has now when it was sent just this.
@@ -213,8 +247,9 @@ class Publication:
         known = all(self._answers.get(name) == (content, there[name]) for name, content in sent.items())
         return [*sent] if known and not todo.create and not todo.delete else []
 
-    def _slices(self, driver: str, pool: Pool) -> list[Object]:
+    def _slices(self, driver: str, pool: Pool, *, counted: bool = True) -> list[Object]:
         fitting = pool if self._taints else without_unusable(pool)
+        fitting = fitting if counted else without_overlapping(fitting)
         for sentence in left_out(fitting):
             if sentence not in self._warned:
                 self._warned.add(sentence)
@@ -222,27 +257,26 @@ class Publication:
         return slices_of(driver, self.node, self._uid, fitting, 1, self.taint)
 
     async def _try_out(self, client: Client, driver: str, wanted: Sequence[Object]) -> None:
-        """Ask once what the server would make of a shared device, before it can be allocated."""
-        shared = next(
-            (one for one in wanted if any("allowMultipleAllocations" in it for it in one["spec"]["devices"])), None
-        )
-        if shared is None or driver in self._checked:
-            return
-        trial = {**shared, "metadata": {**shared["metadata"], "name": f"{_TRIAL}{shared['metadata']['name']}"[:253]}}
-        self._compare(driver, [trial], [await client.create(RESOURCE_SLICES, trial, dry_run=True)])
-        self._checked.add(driver)
+        """Ask once what the server would make of a device that is shared or overlaps, before it can be allocated."""
+        found = {name: one for name in _TRIED if (driver, name) not in self._checked and (one := _with(name, wanted))}
+        tried = {one["metadata"]["name"]: one for one in found.values()}
+        trials = [{**one, "metadata": {**one["metadata"], "name": f"{_TRIAL}{at}"[:253]}} for at, one in tried.items()]
+        self._compare(driver, trials, [await client.create(RESOURCE_SLICES, one, dry_run=True) for one in trials])
+        self._checked |= {(driver, name) for name in found}
 
     def _compare(self, driver: str, sent: Sequence[Object], answers: Sequence[Object]) -> None:
         """Look at what was stored.
 
         Raises:
-            NotSupported: devices that were to be shared are offered as wholes.
+            NotSupported: devices that were to be shared are offered as wholes, or such that overlap as if they did not.
         """
         found = difference(sent, answers)
         if not found:
             return
         if found.unshared:
             raise NotSupported(found.sentence)
+        if found.uncounted:
+            raise _Uncounted(found.sentence)
         if found.sentence not in self._warned:
             self._warned.add(found.sentence)
             LOG.warning("DRA driver %s: %s", driver, found.sentence)
@@ -268,6 +302,11 @@ def _content(one: Object) -> str:
     spec = one["spec"]
     pool = {name: value for name, value in spec["pool"].items() if name != "generation"}
     return json.dumps({**spec, "pool": pool}, sort_keys=True)
+
+
+def _with(field: str, slices: Sequence[Object]) -> Object | None:
+    """Return the first slice with a device that has a field."""
+    return next((one for one in slices if any(field in device for device in one["spec"].get("devices", ()))), None)
 
 
 async def _replace(client: Client, changed: Object) -> Object:

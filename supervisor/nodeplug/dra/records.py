@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, cast
 
 from nodeplug.contract.journal import Entry
-from nodeplug.contract.values import DeviceId, DeviceMount, DeviceNode, Grant, ResourceClaim, ResourceName
+from nodeplug.contract.values import Counters, DeviceId, DeviceMount, DeviceNode, Grant, ResourceClaim, ResourceName
 from nodeplug.dra.claims import ClaimReference
 from nodeplug.dra.values import Share
 
@@ -23,11 +23,16 @@ _PHASES: Final = ("preparing", "prepared", "released")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One share, and the ids that it has got."""
+    """One share, and the ids that it has got.
+
+    Attributes:
+        counters: what its device consumed when it got them; the list says what it consumes now, while it is in there.
+    """
 
     share: Share
     resource: ResourceName
     ids: tuple[DeviceId, ...]
+    counters: Counters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class ClaimRecord:
         return {
             "section": self.section,
             "claim": asdict(self.claim),
-            "held": [{"share": asdict(one.share), "resource": one.resource, "ids": list(one.ids)} for one in self.held],
+            "held": [_written(one) for one in self.held],
             "grants": {request: asdict(grant) for request, grant in self.grants.items()},
         }
 
@@ -98,6 +103,7 @@ def read_record(entry: Entry) -> ClaimRecord:
                     Share(**_known(Share, one["share"])),
                     ResourceName(one["resource"]),
                     tuple(map(DeviceId, one["ids"])),
+                    Counters(**_known(Counters, one["counters"])) if one.get("counters") else None,
                 )
                 for one in data["held"]
             ),
@@ -105,6 +111,11 @@ def read_record(entry: Entry) -> ClaimRecord:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _written(one: Held) -> dict[str, Any]:
+    counters = {"counters": asdict(one.counters)} if one.counters is not None else {}
+    return {"share": asdict(one.share), "resource": one.resource, "ids": list(one.ids), **counters}
 
 
 def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from hashlib import sha256
 from typing import Any, Final, Literal
 
 from nodeplug.contract.values import AttributeValue
-from nodeplug.dra.names import DOMAIN, RESOURCE, attribute_name, resource_value, taint_value
+from nodeplug.dra.counters import left_of
+from nodeplug.dra.names import DOMAIN, RESOURCE, attribute_name, counter_name, resource_value, taint_value
 from nodeplug.dra.values import TAKEN, Pool, PoolDevice
 from nodeplug.fields import write_quantity
 from nodeplug.kubeapi.resources import RESOURCE_SLICES, Object
@@ -24,8 +25,10 @@ UNHEALTHY: Final = f"{DOMAIN}/unhealthy"
 AWAY: Final = f"{DOMAIN}/away"
 TAKEN_KEY: Final = f"{DOMAIN}/taken"
 _DEVICES: Final = 64
-"""Of a slice: what the API allows as soon as one of them has a taint. Without taints it allows 128; but then a first
+"""Of a slice: what the API allows as soon as one of them has a taint or counters. Else it allows 128; but then a first
 taint would move devices to other slices and change how many there are, which the scheduler sees as a pool in pieces."""
+_SETS: Final = 8
+"""Counter sets of a slice, which has no devices then."""
 _ENTRIES: Final = 32
 """Attributes and capacities of a device together."""
 _TEXT: Final = 64
@@ -37,6 +40,8 @@ _INTEGERS: Final = range(-(1 << 63), 1 << 63)
 def slices_of(driver: str, node_name: str, node_uid: str, pool: Pool, generation: int, taint: Effect) -> list[Object]:
     """Return the slices of a pool; one without devices if it has none, which tells that the driver is here.
 
+    Those of counter sets come last: a set that is new moves no device to another slice.
+
     Args:
         driver: see `names.driver_name`.
         node_name: the node that has the devices.
@@ -46,7 +51,9 @@ def slices_of(driver: str, node_name: str, node_uid: str, pool: Pool, generation
         taint: what an unhealthy device means for pods.
     """
     devices = [_device(one, taint, pool.away) for one in pool.devices]
-    parts = [devices[at : at + _DEVICES] for at in range(0, len(devices), _DEVICES)] or [[]]
+    sets = [{"name": counter_name(of), "counters": _counters(left)} for of, left in left_of(pool.devices).items()]
+    parts = [{"devices": devices[at : at + _DEVICES]} for at in range(0, len(devices) or 1, _DEVICES)]
+    parts += [{"sharedCounters": sets[at : at + _SETS]} for at in range(0, len(sets), _SETS)]
     owner = {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid, "controller": True}
     return [
         {
@@ -57,7 +64,7 @@ def slices_of(driver: str, node_name: str, node_uid: str, pool: Pool, generation
                 "driver": driver,
                 "nodeName": node_name,
                 "pool": {"name": pool.name, "generation": generation, "resourceSliceCount": len(parts)},
-                "devices": part,
+                **part,
             },
         }
         for index, part in enumerate(parts)
@@ -111,9 +118,16 @@ def _device(device: PoolDevice, taint: Effect, away: str) -> Object:
         made["capacity"] = capacity
     if device.shared:
         made["allowMultipleAllocations"] = True
+    if (counters := device.counters) is not None:
+        consumed = _counters(counters.consumed)
+        made["consumesCounters"] = [{"counterSet": counter_name(counters.of), "counters": consumed}]
     if taints := _taints(device, taint, away):
         made["taints"] = taints
     return made
+
+
+def _counters(amounts: Mapping[str, int]) -> Object:
+    return {counter_name(name): {"value": quantity(amount)} for name, amount in amounts.items()}
 
 
 def _entries(device: PoolDevice) -> tuple[Object, Object, tuple[str, ...]]:

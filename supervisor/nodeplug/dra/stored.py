@@ -30,7 +30,10 @@ _TAINTS: Final = (
 )
 _COUNTERS: Final = (
     "DRAPartitionableDevices",
-    "a device and its partitions would be allocated at once: enable the gate in API server and scheduler",
+    (
+        "devices that overlap would be allocated at once, and are not offered: enable the gate in API server and "
+        "scheduler"
+    ),
 )
 _GATED: Final[Mapping[str, tuple[str, str]]] = {
     "allowMultipleAllocations": _SHARING,
@@ -41,7 +44,7 @@ _GATED: Final[Mapping[str, tuple[str, str]]] = {
 }
 """By field: the feature gate, and what a cluster without it cannot do."""
 _QUANTITIES: Final = frozenset({"value", "default", "min", "max", "step"})
-_EXACT: Final = frozenset({"devices", "attributes", "capacity", "counters"})
+_EXACT: Final = frozenset({"devices", "attributes", "capacity", "sharedCounters", "consumesCounters", "counters"})
 """Whose keys are ours alone: one that is stored and was not sent is a difference."""
 _SHOWN: Final = 5
 
@@ -64,7 +67,12 @@ class Difference:
     @property
     def unshared(self) -> bool:
         """Whether devices that were to be shared are offered as wholes: such slices must not stay."""
-        return any(_GATED[one] is not _TAINTS for one in self.dropped)
+        return any(_GATED[one] is _SHARING for one in self.dropped)
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether devices that overlap are offered as if they did not: they must not stay."""
+        return any(_GATED[one] is _COUNTERS for one in self.dropped)
 
     @property
     def sentence(self) -> str:
@@ -189,17 +197,27 @@ def _over(one: Object, stored: Object) -> Object:
         for device in one["spec"].get("devices") or []
     ]
     metadata = {**one["metadata"], **({"resourceVersion": version} if version else {})}
-    return {**one, "metadata": metadata, "spec": {**one["spec"], "devices": devices}}
+    # A slice of counters must not even have an empty list of devices.
+    spec = {**one["spec"], **({"devices": devices} if "devices" in one["spec"] else {})}
+    return {**one, "metadata": metadata, "spec": spec}
 
 
 def _of_ours(one: Object) -> Object:
     """Return what of a slice is written here: whose it is, and what it says."""
     spec = one["spec"]
+    counters = _by("name", spec, "sharedCounters")
+    devices = [{"at": at, **device} for at, device in enumerate(spec.get("devices") or [])]
     return {
         "ownerReferences": one["metadata"].get("ownerReferences") or [],
         **spec,
-        "devices": {device["name"]: {"at": at, **device} for at, device in enumerate(spec.get("devices") or [])},
+        **counters,
+        "devices": {device["name"]: {**device, **_by("counterSet", device, "consumesCounters")} for device in devices},
     }
+
+
+def _by(key: str, holder: Object, field: str) -> Object:
+    """Return a list of a holder as what is in it by name, so that amounts in it are compared as amounts."""
+    return {field: {one[key]: one for one in holder[field]}} if holder.get(field) else {}
 
 
 def _differences(wanted: Object, has: Object, path: str, *, exact: bool = False) -> Iterator[tuple[str, str, Any, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
-from nodeplug.contract.values import Device, DeviceId, ResourceName
+from nodeplug.contract.values import Counters, Device, DeviceId, ResourceName
 
 TAKEN: Final = "held by a container of a device plugin"
 """Why a device is not for claims that nobody can use through one."""
@@ -39,6 +39,11 @@ class PoolDevice:
     def shared(self) -> bool:
         """Whether several claims may have parts of it."""
         return bool(self.amount)
+
+    @property
+    def counters(self) -> Counters | None:
+        """What it consumes as soon as a claim has some of it; all parts agree."""
+        return self.devices[0].counters
 
     @property
     def usable(self) -> tuple[Device, ...]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from nodeplug import Claim, Device, DeviceClaim, DeviceId, Grant, Host, Part, hookimpl
+from nodeplug import Claim, Counters, Device, DeviceClaim, DeviceId, Grant, Host, Part, hookimpl
 
 RESOURCE: Final = "example.com/part"
 SIZE: Final = 1 << 30
@@ -73,3 +73,17 @@ class Cards:
             (self._folder / f"in-{hook}").touch()
             while (self._folder / HANG).exists():
                 time.sleep(0.005)
+
+
+class Cut(Cards):
+    """The same, of one card `card` that is given away whole, or as one of its seven instances."""
+
+    @hookimpl
+    def device_list(self) -> Sequence[Device]:
+        has, takes = {"slices": 7, "memory": 8 * SIZE}, {"slices": 1, "memory": SIZE}
+        instances = [DeviceId(f"card-{number}") for number in range(7)]
+        return [
+            Device(DeviceId("card"), counters=Counters("card", has, has), attributes={"type": "card"}),
+            *(Device(one, counters=Counters("card", has, takes), attributes={"type": "mig"}) for one in instances),
+            Device(DeviceId("other"), attributes={"type": "other"}),
+        ]

@@ -28,6 +28,7 @@ def wants_part(amount: str, name: str = "gpu", **exactly: Any) -> dict[str, Any]
     return wants(name, capacity={"requests": {"memory": amount}}, **exactly)
 
 
+COUNTERS: Final = {"counterSet": "a", "counters": {"b": {"value": "1"}}}
 REFUSED: Final = [
     (slice_of(*(card(f"d{number}") for number in range(129))), "must have at most 128 items"),
     (slice_of(*(card(f"d{n}", taints=[{"key": "a", "effect": "None"}]) for n in range(65))), "at most 64 items"),
@@ -47,6 +48,13 @@ REFUSED: Final = [
     (slice_of(card("one"), pool={"name": "Node"}), "spec.pool.name"),
     (slice_of(card("one"), driver="example.com/gpu"), "spec.driver"),
     (slice_of(card("one"), allNodes=True), "exactly one of"),
+    (slice_of(card("one", consumesCounters=[COUNTERS] * 3)), "at most 2 items"),
+    (slice_of(card("one", consumesCounters=[{**COUNTERS, "counterSet": "a_b"}])), "consumesCounters[0].counterSet"),
+    (slice_of(card("one", consumesCounters=[{**COUNTERS, "counters": {}}])), "consumesCounters[0].counters"),
+    (
+        slice_of(sharedCounters=[{"name": "a", "counters": {f"c{n}": {"value": "1"} for n in range(33)}}]),
+        "must have between 1 and 32 items",
+    ),
     (slice_of(card("one"), sharedCounters=[{"name": "a", "counters": {"b": {"value": "1"}}}]), "only one of"),
 ]
 """Slices that no server takes, and what its message says."""

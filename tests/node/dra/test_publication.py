@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.node.dra.objects import NODE
 
-from nodeplug import Device, DeviceId, Part, ResourceName
+from nodeplug import Counters, Device, DeviceId, Part, ResourceName
 from nodeplug.dra.names import driver_name
 from nodeplug.dra.pools import pool_of
 from nodeplug.dra.publication import Publication
@@ -20,6 +21,14 @@ from nodeplug.testing.acted_api.store import Object, Where
 from nodeplug.testing.dra import Refused, ResourceApi
 
 CARD = [Device(DeviceId(f"card-{n}"), part=Part(DeviceId("card"), {"memory": 1 << 30})) for n in range(4)]
+
+
+CUT = [
+    Device(DeviceId("whole"), counters=Counters("card", {"slices": 7}, {"slices": 7})),
+    Device(DeviceId("instance"), counters=Counters("card", {"slices": 7}, {"slices": 1})),
+    Device(DeviceId("other")),
+]
+"""A card, an instance of it, and another card."""
 
 
 class Meddling(ResourceApi):
@@ -40,15 +49,18 @@ class Meddling(ResourceApi):
         return super()._whole(where, changed, before)
 
 
-def pool(resource: str) -> Pool:
-    return pool_of(NODE, ResourceName(resource), CARD)
+def pool(resource: str, listed: Sequence[Device] = CARD) -> Pool:
+    return pool_of(NODE, ResourceName(resource), listed)
 
 
 @contextmanager
-def published(api: ResourceApi, folder: Path, *sections: str) -> Iterator[Callable[..., Any]]:
+def published(
+    api: ResourceApi, folder: Path, *sections: str, listed: Sequence[Device] = CARD
+) -> Iterator[Callable[..., Any]]:
     """Give what publishes a card for each section while a coroutine runs."""
     (folder / "kubeconfig").write_text(api.kubeconfig)
-    pools = {driver_name(one): {pool(f"example.com/{one}").name: pool(f"example.com/{one}")} for one in sections}
+    made = {one: pool(f"example.com/{one}", listed) for one in sections}
+    pools = {driver_name(one): {found.name: found} for one, found in made.items()}
 
     async def during(story: Callable[[Publication], Any]) -> None:
         publication = Publication(NODE, "NoSchedule", lambda: pools)
@@ -129,4 +141,58 @@ def test_what_is_wanted_is_written_once(tmp_path: Path) -> None:
         assert writes(api) == 2  # a trial, and the slice
 
     with ResourceApi(NODE) as api, published(api, tmp_path, "a") as during:
+        during(story)
+
+
+def names(api: ResourceApi) -> list[str]:
+    return [device["name"] for one in api.slices() for device in one["spec"].get("devices") or ()]
+
+
+def test_devices_that_overlap_are_written_with_their_counters(tmp_path: Path) -> None:
+    async def story(publication: Publication) -> None:
+        while len(api.slices()) < 2:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        assert writes(api) == 3  # a trial, and two slices
+        assert publication.trouble_of("a.nodeplug.io") == ""
+
+    with ResourceApi(NODE) as api, published(api, tmp_path, "a", listed=CUT) as during:
+        during(story)
+    assert [len(one["spec"].get("sharedCounters", ())) for one in api.slices()] == [0, 1]
+
+
+def test_a_cluster_that_does_not_count_gets_no_device_that_overlaps_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeplug.dra.publication._UNSHARED", 1.0)
+
+    async def story(publication: Publication) -> None:
+        while names(api) != ["other"] or "DRAPartitionableDevices" not in publication.trouble_of("a.nodeplug.io"):
+            assert not {*names(api)} - {"other"}
+            await asyncio.sleep(0.02)
+        asked = writes(api)
+        while writes(api) < asked + 2:  # tried again, twice, and nothing else is written
+            assert names(api) == ["other"]
+            await asyncio.sleep(0.02)
+        api.lacks = frozenset()
+        while len(names(api)) < 3 or publication.trouble_of("a.nodeplug.io"):
+            await asyncio.sleep(0.02)
+
+    lacks = {"DRAPartitionableDevices"}
+    with ResourceApi(NODE, lacks=lacks) as api, published(api, tmp_path, "a", listed=CUT) as during:
+        during(story)
+
+
+def test_devices_that_are_stored_without_counters_although_the_trial_was_right_are_taken_back(tmp_path: Path) -> None:
+    def drop(made: dict[str, Any], rehearsed: bool) -> None:
+        if not rehearsed:  # another server of the cluster, which lacks the gate
+            made["spec"].pop("sharedCounters", None)
+            for device in made["spec"].get("devices") or ():
+                device.pop("consumesCounters", None)
+
+    async def story(publication: Publication) -> None:
+        while names(api) != ["other"] or "DRAPartitionableDevices" not in publication.trouble_of("a.nodeplug.io"):
+            await asyncio.sleep(0.02)
+
+    with Meddling(drop) as api, published(api, tmp_path, "a", listed=CUT) as during:
         during(story)

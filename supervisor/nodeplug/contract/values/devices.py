@@ -12,6 +12,7 @@ from nodeplug.contract.values.requests import Request
 
 __all__ = [
     "AttributeValue",
+    "Counters",
     "Device",
     "DeviceAllocate",
     "DeviceContainer",
@@ -118,6 +119,27 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Counters:
+    """What a device takes of something that devices overlap in: of a card that is given away whole, or cut in ways.
+
+    A device is free as long as enough is left of every counter that it consumes. All devices of one set are of one
+    resource, as a set belongs to one pool of the scheduler. They agree on what is available, and each consumes some of
+    it. Only for callers that count: DRA with the feature gate DRAPartitionableDevices, not kubelet's device plugins,
+    which get no list with such devices.
+
+    Attributes:
+        of: the name of the counter set, such as the id of the card.
+        available: how much the set has, by counter, in bytes or units; at most 32 counters.
+        consumed: how much of these the device takes, whoever gets it; of a device with parts the first claim takes it,
+            and all parts name the same.
+    """
+
+    of: str
+    available: Mapping[str, int]
+    consumed: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One unit of a resource, in one snapshot.
 
@@ -131,6 +153,7 @@ class Device:
             `nodeplug status --json` shows them. A name may have a domain, as `resource.kubernetes.io/pciBusID`.
         capacity: how much the whole device has, by name, in bytes or units; shown in the same place.
         part: what the device is a share of, if it is one.
+        counters: what it takes of a counter set that it shares with devices that overlap it, if there are any.
         withheld: an unhealthy device that could serve: it is free, and kubelet is told otherwise so that the sum of
             what is free promises no more than a container can get. Kubelet's older choice of it is granted.
     """
@@ -145,6 +168,7 @@ class Device:
     capacity: Mapping[str, int] = field(default_factory=dict)
     part: Part | None = None
     withheld: bool = False
+    counters: Counters | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ _VERSION: Final = re.compile(
 _PLACES: Final = ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")
 _EFFECTS: Final = ("None", "NoSchedule", "NoExecute")
 _DEVICES, _FEWER_DEVICES, _NAMED, _TAINTS, _SETS, _COUNTERS, _VALUES = 128, 64, 32, 16, 8, 32, 10
+_CONSUMED: Final = 2
+"""Counter sets of which one device takes."""
 _LONGEST: Final = 64
 """Bytes of a string or a version."""
 
@@ -44,7 +46,7 @@ def mistakes_of(found: Object, before: Object | None) -> list[str]:
         *_of_places(spec),
         *_of_counts(spec),
         *(one for index, device in enumerate(spec.get("devices") or ()) for one in _of_device(index, device)),
-        *(one for index, known in enumerate(spec.get("sharedCounters") or ()) for one in _of_counters(index, known)),
+        *(one for index, known in enumerate(spec.get("sharedCounters") or ()) for one in _of_set(index, known)),
     ]
 
 
@@ -88,7 +90,7 @@ def _of_places(spec: Object) -> Iterator[str]:
 
 def _of_counts(spec: Object) -> Iterator[str]:
     devices, shared = spec.get("devices") or [], spec.get("sharedCounters") or []
-    if devices and shared:
+    if spec.get("devices") is not None and spec.get("sharedCounters") is not None:
         yield "spec: Invalid value: only one of `sharedCounters` or `devices` is allowed"
     heavy = any(one.get("taints") or one.get("consumesCounters") for one in devices)
     most = _FEWER_DEVICES if heavy else _DEVICES
@@ -105,10 +107,13 @@ def _of_counts(spec: Object) -> Iterator[str]:
         yield f"spec.sharedCounters: Too many: {len(shared)}: must have at most {_SETS} items"
 
 
-def _of_counters(index: int, known: Object) -> Iterator[str]:
-    path = f"spec.sharedCounters[{index}]"
-    if not _LABEL.fullmatch(str(known.get("name", ""))):
-        yield f'{path}.name: Invalid value: "{known.get("name", "")}": a lowercase RFC 1123 label'
+def _of_set(index: int, known: Object) -> Iterator[str]:
+    yield from _of_counters(f"spec.sharedCounters[{index}]", known, "name")
+
+
+def _of_counters(path: str, known: Object, key: str) -> Iterator[str]:
+    if not _LABEL.fullmatch(str(known.get(key, ""))):
+        yield f'{path}.{key}: Invalid value: "{known.get(key, "")}": a lowercase RFC 1123 label'
     counters = known.get("counters") or {}
     if not 0 < len(counters) <= _COUNTERS:
         yield f"{path}.counters: Too many: {len(counters)}: must have between 1 and {_COUNTERS} items"
@@ -133,6 +138,11 @@ def _of_device(index: int, device: Object) -> Iterator[str]:
         yield from _of_amount(f"{path}.capacity[{name}]", capacity)
         if policy := capacity.get("requestPolicy"):
             yield from _of_policy(f"{path}.capacity[{name}].requestPolicy", policy, device)
+    consumed = device.get("consumesCounters") or []
+    if len(consumed) > _CONSUMED:
+        yield f"{path}.consumesCounters: Too many: {len(consumed)}: must have at most {_CONSUMED} items"
+    for number, one in enumerate(consumed):
+        yield from _of_counters(f"{path}.consumesCounters[{number}]", one, "counterSet")
     taints = device.get("taints") or []
     if len(taints) > _TAINTS:
         yield f"{path}.taints: Too many: {len(taints)}: must have at most {_TAINTS} items"
