@@ -4,7 +4,7 @@ There is no kubelet: a claim is allocated before its pod is bound to a node, and
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from tests.real.conftest import control_plane
 from tests.real.consumers import ControlPlane, PrivateNode, pod
 from tests.real.consumers.claims_of_devices import CLAIMS, SLICES, claim, put_class
 
-from nodeplug import Device, DeviceId, Part, ResourceName
+from nodeplug import Counters, Device, DeviceId, Part, ResourceName
 from nodeplug.dra.pools import Order, pool_of
 from nodeplug.dra.slices import Effect, slices_of
-from nodeplug.dra.stored import changes
+from nodeplug.dra.stored import changes, difference
 from nodeplug.testing.dra import Pending, ResourceApi, Scheduler
 from nodeplug.testing.waiting import until
 
@@ -38,11 +38,19 @@ class Cluster:
         plane: its control plane.
         node: the uid of the Node; slices of another one are collected as garbage.
         published: how often there were other slices.
+        wanted: the slices that were written last.
     """
 
     plane: ControlPlane
     node: str
     published: int = 0
+    wanted: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def stored(self) -> list[dict[str, Any]]:
+        """The slices that there are."""
+        found: list[dict[str, Any]] = self.plane.call("GET", SLICES)["items"]
+        return found
 
     def publish(
         self,
@@ -58,7 +66,8 @@ class Cluster:
         canary = Device(DeviceId(f"canary-{self.published}"), attributes={"canary": self.published})
         known = {*map(DeviceId, taken)}, {*map(DeviceId, held)}
         made = pool_of(NODE, MEMORY, [*devices, canary], *known, order=order)
-        todo = changes(slices_of(DRIVER, NODE, self.node, made, 1, taint), self.plane.call("GET", SLICES)["items"])
+        self.wanted = slices_of(DRIVER, NODE, self.node, made, 1, taint)
+        todo = changes(self.wanted, self.stored)
         for one in todo.create:
             self.plane.call("POST", SLICES, one)
         for one in todo.replace:
@@ -80,6 +89,12 @@ class Cluster:
         made["spec"] |= {"resourceClaims": [{"name": "gpu", "resourceClaimName": name}], "tolerations": EVERYTHING}
         made["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
         self.plane.schedule(made)
+
+    def end(self, name: str) -> None:
+        """Delete a pod and its claim, and return when what it had is free."""
+        self.plane.call("DELETE", f"/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds=0")
+        self.plane.call("DELETE", f"{CLAIMS}/{name}")
+        until(lambda: name not in [one["metadata"]["name"] for one in self.plane.call("GET", CLAIMS)["items"]], 30)
 
     def result(self, name: str) -> str:
         """Return which device a claim has, and how much of it; empty while it has none."""
@@ -204,6 +219,52 @@ def test_devices_of_the_second_slice_come_after_those_of_the_first(cluster: Clus
     assert cluster.waits("late")
 
 
+def cut(card: str) -> list[Device]:
+    """A card that is given away whole, in parts, or by its seven instances."""
+    has, takes = {"memory": 8 * GI, "slices": 7}, {"memory": GI, "slices": 1}
+    every, some, part = (
+        Counters(card, has, has),
+        Counters(card, has, takes),
+        Part(DeviceId(f"{card}-shared"), {"memory": GI}),
+    )
+    shared = [DeviceId(f"{card}-shared-{n}") for n in range(8)]
+    return [
+        Device(DeviceId(card), counters=every, attributes={"type": "card"}),
+        *(Device(one, part=part, counters=every, attributes={"type": "shared"}) for one in shared),
+        *(Device(DeviceId(f"{card}-{n}"), counters=some, attributes={"type": "mig"}) for n in range(7)),
+    ]
+
+
+def of_type(kind: str) -> str:
+    return f"{NO_CANARY} && device.attributes['{DRIVER}'].type == '{kind}'"
+
+
+def test_a_card_that_is_given_whole_keeps_its_instances_from_claims_and_they_keep_it(cluster: Cluster) -> None:
+    cluster.publish(cut("card"))
+    assert not difference(cluster.wanted, cluster.stored)
+    assert cluster.gets("whole", cel=of_type("card")) == "card"
+    assert cluster.waits("first", cel=of_type("mig"))
+    assert cluster.waits("some", "1Gi", cel=of_type("shared"))
+    cluster.end("some")
+    cluster.end("whole")
+    until(lambda: cluster.result("first") == "card-0", 30, lambda: cluster.plane.unplaced("first"))
+    assert cluster.gets("second", cel=of_type("mig")) == "card-1"
+    assert cluster.waits("late", cel=of_type("card"))
+    cluster.end("first")
+    assert cluster.waits("later", "1Gi", cel=of_type("shared"))
+    cluster.end("later")
+    cluster.end("second")
+    until(lambda: cluster.result("late") == "card", 30, lambda: cluster.plane.unplaced("late"))
+
+
+def test_parts_of_a_card_consume_its_counters_once(cluster: Cluster) -> None:
+    cluster.publish([*cut("a"), *cut("b")])
+    assert cluster.gets("some", "3Gi", cel=of_type("shared")) == "a-shared 3Gi"
+    assert cluster.gets("more", "5Gi", cel=of_type("shared")) == "a-shared 5Gi"
+    assert cluster.gets("instance", cel=of_type("mig")) == "b-0"
+    assert cluster.waits("whole", cel=of_type("card"))
+
+
 def acted_out(cluster: Cluster, wanted: dict[str, str]) -> dict[str, str]:
     """Return what the scheduler that is acted out gives to claims of so much memory, with the slices of the cluster."""
     found = {}
@@ -228,7 +289,7 @@ def acted_out(cluster: Cluster, wanted: dict[str, str]) -> dict[str, str]:
 
 def test_the_scheduler_that_is_acted_out_gives_the_same(cluster: Cluster) -> None:
     ill = Device(DeviceId("ill-0"), healthy=False, reason="lost", part=Part(DeviceId("ill"), {"memory": GI}))
-    cluster.publish([ill, *units("b", 8), *units("a", 4), *units("c", 2, ill=[0])])
+    cluster.publish([ill, *units("b", 8), *units("a", 4), *units("c", 2, ill=[0]), *cut("d")])
     amounts = ["5Gi", "2500Mi", "5Gi", "1", "", "3Gi", "1Gi", "1Gi", "9Gi", "2Gi"]
     wanted = {f"claim-{number}": amount for number, amount in enumerate(amounts)}
     for name, amount in wanted.items():

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.real.consumers import ControlPlane
 
-from nodeplug import AttributeValue, Device, DeviceId, Part, PluginError, ResourceName
-from nodeplug.dra.pools import pool_of, without_unusable
+from nodeplug import AttributeValue, Counters, Device, DeviceId, Part, PluginError, ResourceName
+from nodeplug.dra.pools import pool_of, without_overlapping, without_unusable
 from nodeplug.dra.slices import slices_of
 from nodeplug.dra.stored import changes, difference
 from nodeplug.kubeapi.resources import RESOURCE_SLICES
@@ -49,6 +49,18 @@ def wholes(count: int, ill: range = range(0)) -> list[Device]:
     ]
 
 
+def cut(card: str, **more: int) -> list[Device]:
+    """A card that is given away whole, shared, or by its seven instances."""
+    has, takes = {"memory": 80 * GI, "slices": 7, **more}, {"memory": 10 * GI, "slices": 1, **dict.fromkeys(more, 0)}
+    every, some = Counters(card, has, has), Counters(card, has, takes)
+    part = Part(DeviceId(f"{card}-shared"), {"memory": GI})
+    return [
+        Device(DeviceId(card), counters=every),
+        *(Device(DeviceId(f"{card}-shared-{n}"), part=part, counters=every) for n in range(80)),
+        *(Device(DeviceId(f"{card}-mig-{n}"), counters=some) for n in range(7)),
+    ]
+
+
 LISTS: dict[str, list[Device]] = {
     "640 parts of 8 cards": [one for card in range(8) for one in units(f"card{card}", 80)],
     "200 devices that are all tainted": wholes(200, range(200)),
@@ -58,6 +70,10 @@ LISTS: dict[str, list[Device]] = {
     "attributes of each type": [Device(DeviceId("a"), attributes=ATTRIBUTES, capacity=CAPACITY, numa_nodes=(1,))],
     "ids that are no names": [Device(DeviceId(name)) for name in STRANGE],
     "an empty pool": [],
+    "a card and its instances": cut("card"),
+    "17 cards and their instances": [one for card in range(17) for one in cut(f"card{card}")],
+    "counters of every size and name": cut("GPU-3f2a", Odd_Name=7000, **{"most": (1 << 63) - 1, "x" * 64: 1}),
+    "as many counters as there may be": cut("card", **{f"c{n}": n for n in range(30)}),
 }  # fmt: skip
 
 
@@ -134,17 +150,28 @@ def test_an_older_version_is_not_written_over(nothing: ControlPlane) -> None:
         nothing.call("PUT", f"{PATH}/{late['metadata']['name']}", late)
 
 
+def test_counters_that_change_are_written_over_what_is_there(nothing: ControlPlane) -> None:
+    bring(nothing, wanted([*cut("a"), *cut("b")]))
+    sent = bring(nothing, wanted([*cut("a"), *cut("b", slots=4)]))
+    assert [one["spec"]["pool"]["generation"] for one in sent] == [2, 2]
+    assert not difference(sent, stored(nothing))
+    sent = bring(nothing, wanted(wholes(100)))
+    assert not difference(sent, stored(nothing)), "a slice of counters becomes one of devices"
+    sent = bring(nothing, wanted(cut("a")))
+    assert not difference(sent, stored(nothing)), "and the other way round"
+
+
 @pytest.fixture
 def older(nothing: ControlPlane) -> Iterator[ControlPlane]:
     """An API server as one of 1.34 and 1.35 is by default."""
     nothing.kill_api()
-    nothing.start_api("--feature-gates=DRAConsumableCapacity=false,DRADeviceTaints=false")
+    nothing.start_api("--feature-gates=DRAConsumableCapacity=false,DRADeviceTaints=false,DRAPartitionableDevices=false")
     yield nothing
     nothing.kill_api()
     nothing.start_api()
 
 
-def test_a_cluster_that_cannot_share_or_taint_is_told_by_a_dry_run(older: ControlPlane) -> None:
+def test_a_cluster_that_cannot_share_count_or_taint_is_told_by_a_dry_run(older: ControlPlane) -> None:
     slices = wanted([*units("card", 4), *wholes(2, range(1))])
     answers = [older.call("POST", f"{PATH}?dryRun=All", one) for one in slices]
     found = difference(slices, answers)
@@ -158,3 +185,11 @@ def test_a_cluster_that_cannot_share_or_taint_is_told_by_a_dry_run(older: Contro
     healthy = slices_of(DRIVER, "node-1", "uid", made, 1, "NoSchedule")
     bring(older, healthy)
     assert not difference(healthy, stored(older))
+    # So are devices that overlap no others.
+    made = pool_of("node-1", ResourceName("example.com/gpu"), [wholes(1)[0], *cut("card")])
+    bring(older, [])
+    both = slices_of(DRIVER, "node-1", "uid", made, 1, "NoSchedule")
+    found = difference(both, [older.call("POST", f"{PATH}?dryRun=All", one) for one in both])
+    assert {"consumesCounters", "sharedCounters"} <= {*found.dropped}
+    assert (found.uncounted, found.others) == (True, ())
+    assert [one.name for one in without_overlapping(made).devices] == ["d0"]
