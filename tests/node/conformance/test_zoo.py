@@ -83,6 +83,7 @@ def test_every_rule_has_a_plugin_that_breaks_it() -> None:
         "zoo_device:Tame",
         "zoo_device:Picky",
         "zoo_claims:Tame",
+        "zoo_claims:Cut",
         "zoo_cni:Tame",
         "zoo_volume:Tame",
         "zoo_volume:Attached",

@@ -79,6 +79,7 @@ class ClaimedNode:
         """
         exam.require_passed("list-succeeds")
         exam.require_passed("parts-of-one-thing-agree")
+        exam.require_passed("counter-sets-agree")
         exam.require_passed("devices-are-offered-to-claims")
         if not isinstance(exam.claimed, ClaimedNode):
             exam.claimed = ClaimedNode(exam)

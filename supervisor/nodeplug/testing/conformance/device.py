@@ -16,7 +16,7 @@ from nodeplug.testing.conformance.plugin_socket import PluginSocket
 from nodeplug.testing.conformance.rehearsal import Act
 from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import rule
-from nodeplug.testing.conformance.verdict import Broken
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.rig import DEVICE_POLL
 
 _API: Final = "device-plugin API v1beta1"
@@ -105,12 +105,14 @@ def sockets(exam: Examination) -> dict[str, Path]:
 
     Raises:
         Broken: one is not, in time.
-        NotApplicable: that rule, or listing alone, failed before.
+        NotApplicable: that rule, or listing alone, failed before, or kubelet's device plugins cannot have the devices.
     """
     exam.require_passed("list-succeeds")
     exam.require_passed("registers-with-kubelet")
-    kubelet = exam.kubelet
     resources = exam.claims["device"]
+    if any(one["counters"] for name in resources for one in exam.rehearsal().document["devices"][name]["described"]):
+        raise NotApplicable("devices overlap, which kubelet's device plugins cannot count: it serves claims alone")
+    kubelet = exam.kubelet
     try:
         kubelet.until(
             lambda: all(

@@ -1,15 +1,19 @@
 """Rules for what a list of devices becomes for a scheduler, without a daemon: Dynamic Resource Allocation.
 
-Owns: parts of one whole, and what is said of devices to choose by.
+Owns: parts of one whole, devices that overlap, and what is said of devices to choose by.
 Refuses: claims (`grants_by_claim`), and what kubelet's device plugins can carry (`device`).
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from nodeplug.contract.errors import InvalidRequest
+from nodeplug.contract.values import Counters, Device, DeviceId, ResourceName
+from nodeplug.dra.counters import check_counters
 from nodeplug.dra.names import attribute_name
 from nodeplug.testing.conformance.claimed_node import resources
 from nodeplug.testing.conformance.examination import Examination
+from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import rule
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 
@@ -50,12 +54,37 @@ def parts_of_one_thing_agree(exam: Examination) -> str:
             for what, mine, its in (
                 ("amount", amount, other["part"][1]),
                 ("capacity", one["capacity"], other["capacity"]),
+                ("consumption", one["counters"], other["counters"]),
             ):
                 if mine != its:
                     raise Broken(f"{resource}: the {what} of {one['id']!r} is {mine}, that of {other['id']!r} is {its}")
     if not any_parts:
         raise NotApplicable("no device is a part of another")
     return ""
+
+
+@rule(
+    "device",
+    f"{_API}: consumesCounters, sharedCounters",
+    "Say the same of a counter set in each of its devices; consume of what it has, and never more than there is.",
+)
+def counter_sets_agree(exam: Examination) -> str:
+    """Devices that overlap agree on what is available of their counter set, and each consumes some of it."""
+    sets: dict[str, None] = {}
+    for resource, devices in _devices(exam):
+        try:
+            check_counters(ResourceName(resource), [_counted(one) for one in devices])
+        except InvalidRequest as error:
+            raise Broken(error.message) from None
+        sets |= {f"{one['counters'][0]} of {resource}": None for one in devices if one["counters"] is not None}
+    if not sets:
+        raise NotApplicable("no device overlaps another")
+    return few(list(sets))
+
+
+def _counted(device: Described) -> Device:
+    counters = None if device["counters"] is None else Counters(*device["counters"])
+    return Device(DeviceId(device["id"]), counters=counters)
 
 
 @rule(

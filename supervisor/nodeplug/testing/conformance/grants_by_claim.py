@@ -265,7 +265,7 @@ def claims_at_once_get_what_each_gets_alone(exam: Examination) -> str:
     node, told = _node(exam, _ALIKE), []
     for resource, devices in _each(node):
         amount = part_of(devices[0])
-        if sum(map(_shares, devices)) < len((_POD, _OTHER)):
+        if _at_once(devices) < len((_POD, _OTHER)):
             continue
         for pod in (_POD, _OTHER):
             node.place(pod, resource, amount)
@@ -280,6 +280,12 @@ def claims_at_once_get_what_each_gets_alone(exam: Examination) -> str:
     if not told:
         raise NotApplicable("there is but one device here")
     return ", ".join(told)
+
+
+def _at_once(devices: list[Device]) -> int:
+    """Return how many claims there is room for, whichever devices they get: one for those that overlap each other."""
+    sets = {one["counterSet"] for device in devices for one in device.get("consumesCounters", ())}
+    return len(sets) + sum(_shares(device) for device in devices if not device.get("consumesCounters"))
 
 
 def _shares(device: Device) -> int:

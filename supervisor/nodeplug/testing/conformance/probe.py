@@ -272,8 +272,7 @@ class Probe:
             for turn in (1, 2)
         ]
         devices = [device for device in lists[0] or () if isinstance(device, Device)]
-        about: dict[str, Any] = {"ids": [device.id for device in devices], "size": 0, "refused": None, "described": []}
-        self.document["devices"][resource] = about
+        about = self.document["devices"][resource] = {"ids": _ids(devices), "size": 0, "refused": None, "described": []}
         with suppress(TypeError, ValueError, AttributeError):
             about["size"] = worst_case_size(devices)
             about["described"] = [_described(one) for one in devices]
@@ -348,7 +347,9 @@ def _ids(devices: Any) -> list[str]:
 
 def _described(device: Device) -> dict[str, Any]:
     part = None if device.part is None else [device.part.of, dict(device.part.amount)]
-    return {"id": device.id, "part": part, "attributes": dict(device.attributes), "capacity": dict(device.capacity)}
+    counters = None if (one := device.counters) is None else [one.of, dict(one.available), dict(one.consumed)]
+    said = {"attributes": dict(device.attributes), "capacity": dict(device.capacity)}
+    return {"id": device.id, "part": part, "counters": counters, **said}
 
 
 def _texts(answer: Any) -> list[str] | None:

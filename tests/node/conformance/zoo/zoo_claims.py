@@ -8,6 +8,7 @@ from typing import Final
 
 from nodeplug import (
     Claim,
+    Counters,
     Device,
     DeviceAllocate,
     DeviceClaim,
@@ -84,6 +85,28 @@ class UnequalParts(Tame):
 
     def part(self, card: str, number: int) -> Part:
         return Part(DeviceId(card), {"memory": _GIB << number})
+
+
+class Cut(Tame):
+    """Breaks nothing: a card that is given away whole, in parts, or as one of two instances."""
+
+    def counters(self, name: str, slices: int) -> Counters:
+        return Counters("card", {"slices": 2}, {"slices": slices})
+
+    def listed(self) -> list[Device]:
+        part = Part(DeviceId("shared"), {"memory": _GIB})
+        return [
+            *(Device(DeviceId(f"i{n}"), counters=self.counters(f"i{n}", 1)) for n in range(2)),
+            Device(DeviceId("card"), counters=self.counters("card", 2)),
+            *(Device(DeviceId(f"s{n}"), part=part, counters=self.counters("shared", 2)) for n in range(3)),
+        ]
+
+
+class TakesMoreThanThereIs(Cut):
+    breaks = "counter-sets-agree", "'card', which consumes 3 of slices of counter set 'card', which has 2 of slices"
+
+    def counters(self, name: str, slices: int) -> Counters:
+        return super().counters(name, slices + (name == "card"))
 
 
 class LongAttribute(Tame):
