@@ -89,6 +89,9 @@ def _described(device: Mapping[str, Any]) -> Iterator[str]:
     for name, capacity in device.get("capacity", {}).items():
         steps = f" in parts of {_policy(capacity)['min']}" if device.get("allowMultipleAllocations") else ""
         yield f"{name} {capacity['value']}{steps}"
+    for consumed in device.get("consumesCounters", ()):
+        takes = ", ".join(f"{name} {one['value']}" for name, one in consumed["counters"].items())
+        yield f"takes {takes} of {consumed['counterSet']}"
     told = [f"{name}={_written(value)}" for name, value in device["attributes"].items() if name != RESOURCE]
     if told:
         yield ", ".join(told)

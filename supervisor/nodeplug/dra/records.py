@@ -114,8 +114,11 @@ def read_record(entry: Entry) -> ClaimRecord:
 
 
 def _written(one: Held) -> dict[str, Any]:
-    counters = {"counters": asdict(one.counters)} if one.counters is not None else {}
-    return {"share": asdict(one.share), "resource": one.resource, "ids": list(one.ids), **counters}
+    made = {"share": asdict(one.share), "resource": one.resource, "ids": list(one.ids)}
+    if (counters := one.counters) is None:
+        return made
+    said = {"available": dict(counters.available), "consumed": dict(counters.consumed)}
+    return {**made, "counters": {"of": counters.of, **said}}
 
 
 def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:

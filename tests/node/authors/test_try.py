@@ -247,6 +247,21 @@ def test_half_of_what_has_parts_is_claimed_and_what_is_lost_is_told(tried: Try, 
     ]
 
 
+def test_what_devices_take_of_each_other_is_told_and_that_kubelet_cannot_count_it(tried: Try, tmp_path: Path) -> None:
+    listing = """
+        takes = {"a": 1, "card": 2}
+        some = [(one, Counters("card", {"slices": 2}, {"slices": n})) for one, n in takes.items()]
+        return [Device(DeviceId(one), counters=counters) for one, counters in some]
+"""
+    plugin = DEVICE.replace("LISTING", listing).replace("import CniClaim,", "import CniClaim, Counters,")
+    (tmp_path / "mine.py").write_text(plugin)
+    done = tried('[plugins.mine]\nuses = "mine:Mine"\n', "--serve", "dra")
+    assert "device  card: takes slices 2 of card" in done.stdout.splitlines(), done.stdout + done.stderr
+    done = tried('[plugins.mine]\nuses = "mine:Mine"\n', "--serve", "device-plugin")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].endswith('serve the section by claims (serve = "dra")'), done.stdout
+
+
 def test_what_cannot_be_served_to_claims_is_told_with_its_reason(tried: Try, tmp_path: Path) -> None:
     prepares = "    @hookimpl\n    def device_prestart(self, request): pass\n"
     (tmp_path / "mine.py").write_text(DEVICE.replace("LISTING", 'return [Device(DeviceId("one"))]') + prepares)

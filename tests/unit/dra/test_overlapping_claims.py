@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from tests.unit.dra.overlapping import instances, parts, whole
@@ -107,6 +108,14 @@ def test_what_a_device_consumed_is_remembered_when_it_is_listed_no_more(driver: 
     asyncio.run(driver.prepare("first"))
     driver.plugin.listed = [whole()]
     assert "held by claim ns/first;" in refused(driver.again(), "whole")
+
+
+def test_amounts_in_read_only_mappings_are_remembered_too(driver: Prepared) -> None:
+    fixed = MappingProxyType({"slices": 7})
+    driver.plugin.listed = [Device(DeviceId("card"), counters=Counters("card", fixed, fixed))]
+    asyncio.run(driver.prepare("whole"))
+    (record,) = driver.again().ledger.records.values()
+    assert record.held[0].counters == Counters("card", {"slices": 7}, {"slices": 7})
 
 
 def test_a_claim_from_before_its_device_had_counters_consumes_what_is_listed_now(driver: Prepared) -> None:
