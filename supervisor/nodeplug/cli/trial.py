@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.cli.group import read_file
-from nodeplug.cli.trial_claims import by_claim
+from nodeplug.cli.trial_claims import by_claim, counted
 from nodeplug.commands import console, toml
 from nodeplug.config import PluginSection, load_drop_in
 from nodeplug.contract.errors import InvalidRequest, NotReady
@@ -291,6 +291,9 @@ def _device(node: ScratchNode, resource: str, _example: Mapping[str, Any]) -> It
         _until_listed(node, kubelet, resource)
         healthy, total = kubelet.allocatable(resource), kubelet.capacity(resource)
         yield "list", f"kubelet has {total} devices of {resource}, {healthy} of them healthy"
+        if resource in counted(node):
+            yield "count", f"{resource} is only counted: no container asks for it"
+            return
         answer = kubelet.admit("pod", {resource: 1})[resource]
         granted = list(_granted(answer))
         yield "pod", f"a container asks for one {resource} and gets{'' if granted else ' nothing'}"

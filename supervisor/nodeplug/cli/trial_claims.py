@@ -28,7 +28,7 @@ def by_claim(node: ScratchNode, resource: str, _example: Mapping[str, Any]) -> T
         Pending: the scheduler cannot allocate one.
         PrepareFailed: the plugin does not grant it.
     """
-    if resource in _counted(node):
+    if resource in counted(node):
         yield "count", f"{resource} is only counted: there are no claims of it"
         return
     with DraCluster(node) as cluster:
@@ -46,7 +46,7 @@ def by_claim(node: ScratchNode, resource: str, _example: Mapping[str, Any]) -> T
         yield "lost", lost
 
 
-def _counted(node: ScratchNode) -> set[str]:
+def counted(node: ScratchNode) -> set[str]:
     """Return the resources of a node that nobody is allocated."""
     loaded = examine(read(node.config_path, node.root)).registry
     return {claim.name for claim, _ in loaded.claimed(DeviceClaim) if claim.counted}

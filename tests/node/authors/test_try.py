@@ -231,6 +231,13 @@ def test_a_plugin_is_served_to_claims_and_to_kubelet_one_after_the_other(tried: 
     assert told.count("node    /dev/fuse as /dev/fuse (rw)") == 2
 
 
+def test_no_container_asks_for_what_is_only_counted(tried: Try) -> None:
+    cards = 'driver = "simulated"\nsimulated = [{ memory = "8GiB", count = 2 }]\n'
+    done = tried(f'[plugins.gpu.config]\n{cards}[[plugins.gpu.config.resources]]\nsharing = "memory"\n')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "count   aliyun.com/gpu-count is only counted: no container asks for it" in done.stdout.splitlines()
+
+
 def test_half_of_what_has_parts_is_claimed_and_what_is_lost_is_told(tried: Try, tmp_path: Path) -> None:
     (tmp_path / "card.py").write_text(CARD)
     done = tried('[plugins.card]\nuses = "card:Card"\nserve = "dra"\n')
