@@ -45,6 +45,7 @@ class Card:
         memory: bytes in total; 0 where that is not known: of a card that has none of its own (it uses the machine's).
         pci: `0000:3b:00.0`, lower case, the domain in four digits as sysfs has it.
         numa_node: None when the machine reports none.
+        pcie_root: the PCIe root complex, such as `pci0000:3a`; empty if none is known.
         compute_capability: major and minor; MPS differs below 7.0.
         mig: MIG mode is on; the card is then advertised by its instances alone.
         instances: the MIG instances, in NVML's order.
@@ -60,6 +61,7 @@ class Card:
     compute_capability: tuple[int, int] = (0, 0)
     mig: bool = False
     instances: tuple[MigInstance, ...] = ()
+    pcie_root: str = ""
 
 
 @dataclass(frozen=True, slots=True)

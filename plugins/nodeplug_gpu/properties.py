@@ -30,6 +30,8 @@ def card_attributes(card: Card, driver_version: str) -> dict[str, AttributeValue
         found["driverVersion"] = driver_version
     if card.pci:
         found[f"{_STANDARD}/pciBusID"] = card.pci
+    if card.pcie_root:
+        found[f"{_STANDARD}/pcieRoot"] = card.pcie_root
     if card.numa_node is not None and card.numa_node >= 0:
         found[f"{_STANDARD}/numaNode"] = card.numa_node
     return found

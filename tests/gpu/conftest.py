@@ -142,8 +142,13 @@ class MockNvml:
         card.minor, card.major, card.minor_capability = index + 1, 9, 0
         card.total, card.events = memory, 0xFFFF
         card.recovery, card.ecc = Value(1, 0, 0), Value(3, 0, 0)
-        device = self.sysfs / "bus/pci/devices" / f"0000:{0x3A + index:02x}:00.0"
+        bus = f"0000:{0x3A + index:02x}"
+        device = self.sysfs / f"devices/pci0000:30/0000:30:01.0/{bus}:00.0"
         device.mkdir(parents=True, exist_ok=True)
+        known = self.sysfs / "bus/pci/devices" / device.name
+        known.parent.mkdir(parents=True, exist_ok=True)
+        if not known.is_symlink():
+            known.symlink_to(device)
         (device / "numa_node").write_text(f"{numa_node}\n")
         self.state.count = index + 1
         return card

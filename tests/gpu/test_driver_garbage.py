@@ -109,6 +109,12 @@ def test_an_address_is_that_of_sysfs_or_none(nvml: Any, watch: Watch, bus: bytes
     assert watch(nvml).running().cards[0].pci == address
 
 
+@pytest.mark.parametrize(("bus", "root"), [(b"00000000:3A:00.0", "pci0000:30"), (b"00000000:EE:00.0", ""), (b"", "")])
+def test_the_root_complex_is_that_of_sysfs_or_none(nvml: Any, watch: Watch, bus: bytes, root: str) -> None:
+    nvml.state.card[0].bus = bus
+    assert watch(nvml).running().cards[0].pcie_root == root
+
+
 @pytest.mark.parametrize(("written", "node"), [("1\n", 1), ("-1\n", None), ("", None), ("x", None), ("0", 0)])
 def test_the_numa_node_is_that_of_sysfs_or_none(nvml: Any, watch: Watch, written: str, node: int | None) -> None:
     (nvml.sysfs / "bus/pci/devices/0000:3a:00.0/numa_node").write_text(written)

@@ -47,6 +47,7 @@ _ECC_UNCORRECTED: Final = 4
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and NVML_FI_DEV_ECC_DBE_VOL_TOTAL."""
 _MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """By nvmlValueType_t, the member of nvmlValue_t that holds the value."""
+_PCIE_ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{4,90}")
 _MPS: Final = "nvmlDeviceGetMPSComputeRunningProcesses"
 _PROCESS_LISTS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses", _MPS)
@@ -201,6 +202,7 @@ class Reader:
             memory=memory,
             pci=pci,
             numa_node=numa_node(self._sysfs, pci),
+            pcie_root=pcie_root(self._sysfs, pci),
             compute_capability=(capability[0], capability[1]) if plausible else (0, 0),
         )
 
@@ -316,6 +318,14 @@ def numa_node(sysfs: Path, pci: str) -> int | None:
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
+
+
+def pcie_root(sysfs: Path, pci: str) -> str:
+    """Return the PCIe root complex of a PCI device as the kernel calls it, such as `pci0000:3a`; empty if it has none."""
+    if not pci:
+        return ""
+    place = (sysfs / "bus/pci/devices" / pci).resolve()
+    return next((one for one in place.parts if _PCIE_ROOT.fullmatch(one)), "")
 
 
 def number(value: Any) -> int | None:

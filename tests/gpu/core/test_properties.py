@@ -16,7 +16,7 @@ MEM, SHARED, GPU, MIG = "aliyun.com/gpu-mem", "nvidia.com/gpu.shared", "nvidia.c
 GI = 1 << 30
 WHOLE = {"sharing": "exclusive", "resource": GPU}
 REPLICAS = {"sharing": "replicas", "resource": SHARED, "replicas": 4}
-KNOWN = {"compute_capability": (9, 0), "numa_node": 1}
+KNOWN = {"pcie_root": "pci0000:00", "compute_capability": (9, 0), "numa_node": 1}
 
 
 def devices(node: Any, resource: str) -> Sequence[Device]:
@@ -44,6 +44,7 @@ def test_a_whole_card_says_what_it_is(make_node: Make, card: Make) -> None:
         "cudaComputeCapability": "9.0",
         "driverVersion": "580.65.06",
         "resource.kubernetes.io/pciBusID": "0000:01:00.0",
+        "resource.kubernetes.io/pcieRoot": "pci0000:00",
         "resource.kubernetes.io/numaNode": 1,
     }
     assert (only.capacity, only.part) == ({"memory": 16 * GI}, None)
