@@ -321,7 +321,7 @@ def numa_node(sysfs: Path, pci: str) -> int | None:
 
 
 def pcie_root(sysfs: Path, pci: str) -> str:
-    """Return the PCIe root complex of a PCI device as the kernel calls it, such as `pci0000:3a`; empty if it has none."""
+    """Return the PCIe root complex of a PCI device by its name in sysfs, such as `pci0000:3a`; empty if it has none."""
     if not pci:
         return ""
     place = (sysfs / "bus/pci/devices" / pci).resolve()
