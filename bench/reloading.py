@@ -88,6 +88,7 @@ def measure(reloads: int) -> Mapping[str, float]:
     return {
         **flat("rest", Summary.of(rest)),
         **flat("slowest", Summary.of(slowest)),
+        "slowest_of_all_ms": max(slowest) * 1e3,
         **flat("reload", Summary.of(lasted)),
     }
 
@@ -116,6 +117,7 @@ class _Asking:
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._broken: list[Exception] = []
+        self._begun: float | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -128,19 +130,21 @@ class _Asking:
             raise self._broken[0]
 
     def taken(self) -> list[float]:
-        """Return the seconds that each admission took since the last time."""
+        """Return the seconds of each admission that has ended since the last time, and of the one under way."""
         taken, self._seconds = self._seconds, []
-        return taken
+        begun = self._begun
+        return [*taken, *([time.perf_counter() - begun] if begun is not None else [])]
 
     def _run(self) -> None:
         while not self._ends.is_set():
-            started = time.perf_counter()
+            self._begun = started = time.perf_counter()
             try:
                 self._kubelet.admit("asks", {RESOURCE: 1})
             except Exception as error:  # raised where the thread is waited for
                 self._broken.append(error)
                 return
             self._seconds.append(time.perf_counter() - started)
+            self._begun = None
             self._kubelet.remove_pod("asks")
             time.sleep(_TURN)
 

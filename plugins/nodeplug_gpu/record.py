@@ -67,7 +67,8 @@ class AllocationRecord:
         """Return the form on disk: that of 0.1.0, wherever the main resource is the only name."""
         names = {} if self.names == (self.resource,) else {"names": self.names}
         return {
-            "card": asdict(self.card),
+            # Where it is plugged in, 0.1.0 did not know, and nobody asks of a card that is gone.
+            "card": {name: value for name, value in asdict(self.card).items() if name != "pcie_root"},
             "resource": self.resource,
             "sharing": self.sharing,
             "past": self.former_instances,

@@ -185,6 +185,7 @@ class Daemon:
         tasks = self._background(self._server, [started, installation]).items()
         background = [started, replay, installation, *(group.create_task(task, name=name) for name, task in tasks)]
         await parts.csi.keep()
+        await parts.claims.keep()
         await self._sample()
         tuning.settle()
         if self._predecessor is not None:

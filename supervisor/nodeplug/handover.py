@@ -49,10 +49,14 @@ SERVING: Final = 90.0
 """Seconds that it has to start its plugins and recover."""
 ANSWERED: Final = 110.0
 """Seconds for what kubelet has asked the predecessor after all: as long as a plugin that starts may let it wait."""
+CLAIMS: Final = 15.0
+"""Seconds for requests about claims to end, before kubelet learns of the successor."""
 QUIET: Final = 3.0
 """Seconds for which callers wait for the calls of others to end: less than their own patience with a silent daemon."""
 PAUSE: Final = 1.0
 TRIES: Final = 10
+DRA: Final = "dra:"
+"""What the calls of DRA drivers are about begins so."""
 _POLLS: Final = frozenset({"ListDevices", "health", "metrics", "inspect"})
 """Calls that nobody waits for, and that leave nothing behind."""
 
@@ -147,7 +151,9 @@ class Handover:
         known = False
         try:
             self._compare((await successor.word("loaded", READY))["refused"])
+            await self._wait_for_claims(successor)
             successor.let_register()
+            LOG.info("process %d may register, and takes over when calls have ended", successor.pid)
             known = True
             ready = await successor.word("ready", REGISTERED)
             self._takes_sockets = ready.get("sockets") is True  # one of an earlier release may have been installed
@@ -175,6 +181,23 @@ class Handover:
         worse = [name for name in refused if name in self.registry.plugins]
         if worse:
             raise TryAgain(f"the code that is installed now cannot load what runs: {refused[worse[0]]}")
+
+    async def _wait_for_claims(self, successor: Successor) -> None:
+        """Wait until no request about claims is inside.
+
+        Kubelet asks the successor as soon as it knows it, and all that it asks would wait for one that hangs here.
+
+        Raises:
+            TryAgain: requests do not end; or nobody is there any more to take over.
+        """
+        until = time.monotonic() + CLAIMS
+        while inside := self._about_claims():
+            if successor.has_ended:
+                raise TryAgain(f"its successor, process {successor.pid}, has ended; the log says why")
+            if time.monotonic() > until:
+                what = ", ".join(inside[:3])
+                raise TryAgain(f"requests about claims did not end within {CLAIMS:g} s: {what}; ask again later")
+            await asyncio.sleep(0.02)
 
     async def _wait_for_quiet(self, successor: Successor) -> None:
         """Let new callers wait until no call is inside; let them in again from time to time if that takes long.
@@ -204,6 +227,12 @@ class Handover:
         asked = self.resources.asked + self.claims.asked
         devices = [f"{asked} requests about devices"] * bool(asked)
         return [*(f"{call.verb} of {call.claim}" for call in calls.values()), *devices]
+
+    def _about_claims(self) -> list[str]:
+        """Return what is done for claims: requests, and hooks whose request has been answered in the meantime."""
+        hooks = [call for call, _ in self.registry.calls if call.claim.startswith(DRA)]
+        asked = [f"{self.claims.asked} requests"] * bool(self.claims.asked)
+        return [*(f"{call.verb} of {call.claim}" for call in hooks), *asked]
 
     def _resume(self) -> None:
         self.server.resume()

@@ -25,7 +25,7 @@ from nodeplug.dra.driver import Driver, WhoHolds
 from nodeplug.dra.ledger import Ledger
 from nodeplug.dra.preparation import Preparation
 from nodeplug.dra.publication import Publication
-from nodeplug.dra.records import read_record
+from nodeplug.dra.records import read_record, sections_of
 from nodeplug.dra.served import Served
 from nodeplug.dra.values import Pool
 from nodeplug.hosting.front import Front
@@ -46,6 +46,8 @@ LOG: Final = logging.getLogger(__name__)
 _AGAIN: Final = 10.0
 """Seconds between two tries to find the API server."""
 _PAUSE: Final = 0.05
+_LAST_REQUESTS: Final = 2.0
+"""Seconds in which requests that have begun are to end, when the daemon ends."""
 _REPEATED: Final = frozenset({server.PREPARE, server.UNPREPARE})
 
 
@@ -100,14 +102,19 @@ class Drivers:
 
     # --- the life cycle
 
-    async def announce(self, seconds: float) -> None:
+    async def announce(self, sections: Collection[str], seconds: float) -> None:
         """Have kubelet know every driver beside the daemon that still serves them; it asks this one from then on.
 
         Its requests wait for the first `keep`: what claims have is the other daemon's until then.
 
         Args:
+            sections: that serve claims; those whose claims are left get a driver, too.
             seconds: for kubelet, which looks into the folder every second.
         """
+        for section in sections:
+            self.expect(section)
+        for section in sorted(await aside(partial(sections_of, self._journal.folder), "records of claims")):
+            self._driver(section)
         until = time.monotonic() + seconds
         served = [driver.served for driver in self._drivers.values()]
         for one in served:
@@ -289,8 +296,12 @@ class Drivers:
         return section in self._expected if slot is None else slot.instance.section.serve == "dra"
 
     async def end(self) -> None:
-        """Stop serving: slices and claims stay for the next daemon."""
+        """Stop serving; slices and claims stay for the next daemon, which reads the records when all is written."""
         self._ended = True
+        if self._turn.comes.is_set():
+            self._turn.comes.clear()  # nothing more begins
+            if self._turn.under_way:
+                await asyncio.wait(set(self._turn.under_way), timeout=_LAST_REQUESTS)
         await asyncio.gather(*(driver.end() for driver in self._drivers.values()))
 
     def status(self) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ its claim in the API before this node has heard of it, and the next pod's claim 
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nodeplug.contract.errors import Exhausted, InvalidRequest, NotReady
@@ -152,7 +152,8 @@ class Ledger:
         found: dict[str, tuple[Counters, set[str]]] = {}
         for one, who in [*held, *((one, "the claim itself") for one in mine)]:
             name = one.share.device
-            counters = listed.get(name) or one.counters  # it may be listed no more, and is held all the same
+            # It may be listed no more, and is held all the same.
+            counters = listed.get(name) or _as_counted_now(one.counters, device.counters)
             if one.resource == device.resource and not one.share.admin and counters is not None:
                 found.setdefault(name, (counters, set()))[1].add(who)
         for other in pool.devices:
@@ -161,6 +162,13 @@ class Ledger:
         found.pop(device.name, None)  # whoever had the first part of it has consumed its counters
         of = device.counters and device.counters.of
         return [(counters, who) for counters, who in found.values() if counters.of == of]
+
+
+def _as_counted_now(recorded: Counters | None, now: Counters | None) -> Counters | None:
+    """Return what a device that is listed no more consumes; all of its set where that is counted otherwise by now."""
+    if recorded is None or now is None or recorded.of != now.of or recorded.available == now.available:
+        return recorded
+    return replace(now, consumed=now.available)
 
 
 def parts_of(device: PoolDevice, share: Share) -> int:

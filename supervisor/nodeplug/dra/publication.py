@@ -254,7 +254,9 @@ class Publication:
             if sentence not in self._warned:
                 self._warned.add(sentence)
                 LOG.warning("DRA driver %s: %s", driver, sentence)
-        return slices_of(driver, self.node, self._uid, fitting, 1, self.taint)
+        there = {one.name for one in fitting.devices}
+        left_out_of_it = [one for one in pool.devices if one.name not in there]
+        return slices_of(driver, self.node, self._uid, fitting, 1, self.taint, left_out_of_it)
 
     async def _try_out(self, client: Client, driver: str, wanted: Sequence[Object]) -> None:
         """Ask once what the server would make of a device that is shared or overlaps, before it can be allocated."""

@@ -7,8 +7,11 @@ The record is the truth: kubelet knows a claim's UID alone when it unprepares, t
 slices say nothing of what is taken.
 """
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from nodeplug.contract.journal import Entry
@@ -86,6 +89,15 @@ class ClaimRecord:
 def key_of(section: str, uid: str) -> str:
     """Return the key of a record."""
     return f"{section} {uid}"
+
+
+def sections_of(folder: Path) -> set[str]:
+    """Return the sections that have records; nothing is touched: another daemon may be writing them. May block."""
+    found = set()
+    for path in folder.glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found.add(str(json.loads(path.read_bytes())["data"]["section"]))
+    return found
 
 
 def read_record(entry: Entry) -> ClaimRecord:

@@ -66,7 +66,7 @@ class DynamicResources(ServedDevices):
         sweeping = partial(remove_dead_sockets, registrations.parent / "plugins", registrations)
         with suppress(Unanswered):
             await Lane("kubelet's folders of DRA sockets").run(sweeping)
-        if not sections and not await aside(partial(_has_records, self.journal.folder), "records of claims"):
+        if not sections and not await self._are_left():
             return
         drivers = self._begin()
         await drivers.recover()
@@ -74,16 +74,20 @@ class DynamicResources(ServedDevices):
             drivers.expect(section)
 
     async def announce(self, seconds: float) -> None:
-        """Have kubelet know the drivers of all sections beside the daemon before, whose turn it still is.
+        """Have kubelet know all drivers beside the daemon before, whose turn it still is.
+
+        Those of claims whose section does not serve them any more are among them: their pods are to end.
 
         Args:
             seconds: for kubelet, which may be away.
         """
-        if sections := self.configuration.serving("dra"):
-            drivers = self._begin()
-            for section in sections:
-                drivers.expect(section)
-            await drivers.announce(seconds)
+        sections = self.configuration.serving("dra")
+        if sections or await self._are_left():
+            await self._begin().announce(sections, seconds)
+
+    async def _are_left(self) -> bool:
+        """Whether there are claims of an earlier daemon."""
+        return await aside(partial(_has_records, self.journal.folder), "records of claims")
 
     def _begin(self) -> "Drivers":
         if self._drivers is None:

@@ -37,7 +37,15 @@ _NAME: Final = 253
 _INTEGERS: Final = range(-(1 << 63), 1 << 63)
 
 
-def slices_of(driver: str, node_name: str, node_uid: str, pool: Pool, generation: int, taint: Effect) -> list[Object]:
+def slices_of(
+    driver: str,
+    node_name: str,
+    node_uid: str,
+    pool: Pool,
+    generation: int,
+    taint: Effect,
+    left_out: Sequence[PoolDevice] = (),
+) -> list[Object]:
     """Return the slices of a pool; one without devices if it has none, which tells that the driver is here.
 
     Those of counter sets come last: a set that is new moves no device to another slice.
@@ -49,9 +57,12 @@ def slices_of(driver: str, node_name: str, node_uid: str, pool: Pool, generation
         pool: what is published.
         generation: of the pool, higher than that of other contents that were published.
         taint: what an unhealthy device means for pods.
+        left_out: devices that are not published: what containers have of them is missing from its set all the same.
     """
     devices = [_device(one, taint, pool.away) for one in pool.devices]
-    sets = [{"name": counter_name(of), "counters": _counters(left)} for of, left in left_of(pool.devices).items()]
+    named = {one.counters.of for one in pool.devices if one.counters is not None}
+    left = left_of([*pool.devices, *left_out])
+    sets = [{"name": counter_name(of), "counters": _counters(left[of])} for of in left if of in named]
     parts = [{"devices": devices[at : at + _DEVICES]} for at in range(0, len(devices) or 1, _DEVICES)]
     parts += [{"sharedCounters": sets[at : at + _SETS]} for at in range(0, len(sets), _SETS)]
     owner = {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid, "controller": True}
@@ -118,7 +129,8 @@ def _device(device: PoolDevice, taint: Effect, away: str) -> Object:
         made["capacity"] = capacity
     if device.shared:
         made["allowMultipleAllocations"] = True
-    if (counters := device.counters) is not None:
+    # What a container has by kubelet's device plugins its set lacks already (`left_of`).
+    if (counters := device.counters) is not None and not device.taken:
         consumed = _counters(counters.consumed)
         made["consumesCounters"] = [{"counterSet": counter_name(counters.of), "counters": consumed}]
     if taints := _taints(device, taint, away):

@@ -56,7 +56,10 @@ class Cards:
         self._wait("allocate")
         mine = f"{request.claim.uid}-{request.claim.request}"
         for path in (self._folder / "held").iterdir():
-            both = set(path.read_text().split()) & set(request.ids)
+            try:
+                both = set(path.read_text().split()) & set(request.ids)
+            except FileNotFoundError:  # it is released in this moment
+                continue
             if path.name != mine and both:
                 with (self._folder / "sold-twice").open("a") as crimes:
                     crimes.write(f"{sorted(both)} of {path.name} to {mine}\n")

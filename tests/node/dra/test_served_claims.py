@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.node.dra.cards_guest import HANG
 from tests.node.dra.cluster import CARDS, DRIVER, Served
 from tests.node.dra.objects import wants_part
 
@@ -53,6 +54,53 @@ def test_every_pod_starts_at_once_while_daemons_follow_each_other_and_kubelet_al
             over.set()
         starting.result()
     assert served.kubelet.events == []
+
+
+def test_claims_of_a_section_that_serves_otherwise_end_while_daemons_follow_each_other(served: Served) -> None:
+    served.scheduler.claim("one", wants_part("1Gi"), pod="one")
+    served.scheduler.place("one", ["one"])
+    served.kubelet.until_admitted("one", ["one"])
+    served.node.configure(served.configuration.replace('serve = "dra"', 'serve = "device-plugin"'))
+    os.kill(served.node.pid, signal.SIGHUP)
+    until(lambda: not served.api.slices())
+    over, least = threading.Event(), []
+
+    def watch() -> None:
+        while not over.is_set():
+            least.append(len(served.kubelet.instances.of(DRIVER)))
+
+    with ThreadPoolExecutor(1) as beside:
+        watching = beside.submit(watch)
+        try:
+            assert served.node.run("replace").returncode == 0
+            until(lambda: least[-1] == 1, found=lambda: str(least[-1]))
+        finally:
+            over.set()
+        watching.result()
+    assert min(least) == 1
+    served.kubelet.end("one")
+
+
+def test_a_request_that_hangs_keeps_no_other_one_from_the_daemon_that_goes_on(served: Served) -> None:
+    for name in ("slow", "quick"):
+        served.scheduler.claim(name, wants_part("1Gi"), pod=name)
+        served.scheduler.place(name, [name])
+    served.kubelet.until_admitted("quick", ["quick"])
+    (served.folder / HANG).touch()
+    with ThreadPoolExecutor(2) as beside:
+        slow = beside.submit(served.kubelet.until_admitted, "slow", ["slow"])
+        try:
+            until((served.folder / "in-allocate").exists)
+            replaced = beside.submit(served.node.run, "replace")
+            until(lambda: "is started to take over" in served.node.log)
+            while not replaced.done():
+                served.kubelet.new_sandbox("quick")
+                assert len(served.kubelet.instances.of(DRIVER)) == 1
+        finally:
+            (served.folder / HANG).unlink()
+        done = replaced.result()
+        assert (done.returncode, "requests about claims did not end" in done.stderr) == (1, True), done.stderr
+        slow.result()
 
 
 def test_a_section_that_goes_takes_its_slices_and_its_socket_along(served: Served) -> None:

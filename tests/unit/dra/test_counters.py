@@ -156,6 +156,23 @@ def stored(slices: Slices) -> Slices:
     return found
 
 
+def test_a_shared_card_of_which_a_container_has_a_part_consumes_its_set_once() -> None:
+    made = written(pool([*parts("shared"), *instances()], taken=["shared-0"]))
+    device = made[0]["spec"]["devices"][0]
+    (counted,) = [of for one in made for of in one["spec"].get("sharedCounters", ())]
+    assert (device["name"], "consumesCounters" in device) == ("shared", False)
+    assert counted["counters"]["slices"]["value"] == "0"
+
+
+def test_a_set_lacks_what_containers_have_of_devices_that_are_left_out() -> None:
+    listed = pool([whole(), *instances()], taken=["card-mig-0"])
+    fitting = without_unusable(listed)
+    out = [one for one in listed.devices if one not in fitting.devices]
+    made = slices_of("gpu.nodeplug.io", "node-1", "uid", fitting, 1, "NoSchedule", out)
+    (counted,) = [of for one in made for of in one["spec"].get("sharedCounters", ())]
+    assert (len(out), counted["counters"]["slices"]["value"]) == (1, "6")
+
+
 def test_counters_that_are_stored_as_they_were_sent_are_no_difference() -> None:
     sent = written(pool([whole(), *instances()]))
     assert not difference(sent, stored(sent))

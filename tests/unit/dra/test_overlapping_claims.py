@@ -138,3 +138,16 @@ def test_cards_do_not_consume_of_each_other(driver: Prepared) -> None:
     driver.put("b", result("b"))
     asyncio.run(driver.prepare("whole"))
     asyncio.run(driver.prepare("b"))
+
+
+def test_a_device_that_is_listed_no_more_has_all_of_its_set_where_that_is_counted_otherwise_by_now(
+    driver: Prepared,
+) -> None:
+    def listed(name: str, of: int, amount: int) -> Device:
+        return Device(DeviceId(name), counters=Counters("card", {"memory": of}, {"memory": amount}))
+
+    driver.plugin.listed = [listed("card", 80, 80), listed("card-mig-0", 80, 40)]
+    asyncio.run(driver.prepare("first"))
+    later = driver.again()
+    later.plugin.listed = driver.plugin.listed = [listed("card", 80 << 30, 80 << 30), listed("card-mig-1", 80 << 30, 1)]
+    assert "held by claim ns/first" in refused(later, "second")

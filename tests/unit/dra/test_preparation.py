@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,32 +10,15 @@ from tests.unit.dra.prepared import DRIVER, GIB, POOL, Prepared, result, units
 from nodeplug import Device, DeviceId, Exhausted, NotFound, NotReady, Part, PluginError, TryAgain
 from nodeplug.dra.claims import PreparedDevice, encode_prepared
 from nodeplug.dra.records import read_record
-from nodeplug.dra.server import DeviceHealth, DraPlugin, News, Turn
-from nodeplug.dra.values import Pool, Share
+from nodeplug.dra.server import DraPlugin, Turn
+from nodeplug.dra.values import Share
 from nodeplug.hosting.front import Front
-from nodeplug.pb import dra_health_v1alpha1_pb2 as health_pb
 from nodeplug.pb import dra_v1_pb2 as pb
 
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Prepared:
     return Prepared(tmp_path)
-
-
-class Told:
-    """A stream of kubelet's."""
-
-    messages = 0
-
-    async def write(self, message: object) -> None:
-        del message
-        self.messages += 1
-
-
-class Nothing:
-    """No devices."""
-
-    pools: Sequence[Pool] = ()
 
 
 def turn() -> Turn:
@@ -325,27 +307,6 @@ def test_all_calls_about_a_claim_have_one_key_so_that_a_release_waits_for_an_all
     asyncio.run(story())
     assert len(driver.plugin.released) == 1
     assert {*driver.keys} == {f"{DRIVER}:uid-one"}
-
-
-def test_requests_that_come_before_a_daemons_turn_wait_and_nothing_is_told_of_health(driver: Prepared) -> None:
-    async def story() -> None:
-        driver.put("one", result("a", "1Gi"))
-        waiting, news, told = Turn(), News(), Told()
-        plugin = DraPlugin(driver.preparation, Front(driver.preparation.runner), waiting)
-        named = [pb.Claim(uid="uid-one", namespace="ns", name="one")]
-        health = asyncio.create_task(
-            DeviceHealth(Nothing(), news, waiting).NodeWatchResources(health_pb.NodeWatchResourcesRequest(), told)
-        )
-        asked = asyncio.create_task(plugin.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=named), None))
-        await asyncio.sleep(0.05)
-        assert (asked.done(), told.messages, driver.ids("one")) == (False, 0, ())
-        waiting.comes.set()
-        assert not (await asked).claims["uid-one"].error
-        news.end()
-        await health
-        assert told.messages == 1
-
-    asyncio.run(story())
 
 
 def test_a_request_that_its_caller_gives_up_goes_on_to_its_end(driver: Prepared) -> None:
