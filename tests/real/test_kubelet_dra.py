@@ -357,7 +357,7 @@ def test_an_upgrade_is_rolled_back_although_kubelet_knew_the_next_daemon_and_sli
     run(lab, plane, "stands", "5Gi")
     had, pid = {one["metadata"]["uid"] for one in slices(plane)}, lab.daemon.status()["pid"]
     put_claim(plane, "inside", CLASS, {"memory": "3Gi"})
-    with lab.held("allocate", lambda: put_pod(plane, "inside", "inside")), ThreadPoolExecutor(1) as beside:
+    with lab.held("add", lambda: put_pod(plane, "inside", "inside")), ThreadPoolExecutor(1) as beside:
         known = lab.kubelet.log.count("numPlugins=2")
         asked = beside.submit(lab.daemon.run, "replace")
         until(lab, "two instances that kubelet has", lambda: lab.kubelet.log.count("numPlugins=2") > known)
