@@ -55,8 +55,6 @@ QUIET: Final = 3.0
 """Seconds for which callers wait for the calls of others to end: less than their own patience with a silent daemon."""
 PAUSE: Final = 1.0
 TRIES: Final = 10
-DRA: Final = "dra:"
-"""What the calls of DRA drivers are about begins so."""
 _POLLS: Final = frozenset({"ListDevices", "health", "metrics", "inspect"})
 """Calls that nobody waits for, and that leave nothing behind."""
 
@@ -191,9 +189,8 @@ class Handover:
             TryAgain: requests do not end; or nobody is there any more to take over.
         """
         until = time.monotonic() + CLAIMS
-        while inside := self._about_claims():
-            if successor.has_ended:
-                raise TryAgain(f"its successor, process {successor.pid}, has ended; the log says why")
+        while inside := self.claims.inside:
+            successor.check()
             if time.monotonic() > until:
                 what = ", ".join(inside[:3])
                 raise TryAgain(f"requests about claims did not end within {CLAIMS:g} s: {what}; ask again later")
@@ -212,8 +209,7 @@ class Handover:
             self.volumes.hold()  # CSI calls come on sockets of their own; kubelet repeats what is refused
             while quiet and self._busy() and time.monotonic() < until:  # noqa: ASYNC110 - kubelet's calls, once in a while
                 await asyncio.sleep(0.02)
-            if successor.has_ended:
-                raise TryAgain(f"its successor, process {successor.pid}, has ended; the log says why")
+            successor.check()
             if quiet and not self._busy():
                 return
             self._resume()
@@ -227,12 +223,6 @@ class Handover:
         asked = self.resources.asked + self.claims.asked
         devices = [f"{asked} requests about devices"] * bool(asked)
         return [*(f"{call.verb} of {call.claim}" for call in calls.values()), *devices]
-
-    def _about_claims(self) -> list[str]:
-        """Return what is done for claims: requests, and hooks whose request has been answered in the meantime."""
-        hooks = [call for call, _ in self.registry.calls if call.claim.startswith(DRA)]
-        asked = [f"{self.claims.asked} requests"] * bool(self.claims.asked)
-        return [*(f"{call.verb} of {call.claim}" for call in hooks), *asked]
 
     def _resume(self) -> None:
         self.server.resume()

@@ -18,6 +18,8 @@ DOMAIN: Final = "nodeplug.io"
 """Of what nodeplug itself names: drivers, taints."""
 RESOURCE: Final = "resource"
 """The attribute that each device has: the resource that its plugin claims, by which a class selects it."""
+CALLS: Final = "dra:"
+"""What calls are about that are made for claims: this, and the driver."""
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_LIMIT: Final = 63
 _SUBDOMAIN: Final = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")

@@ -24,6 +24,7 @@ from nodeplug.contract.values import Device, DeviceAllocate, DeviceId, DeviceRel
 from nodeplug.dra import cdi, claims
 from nodeplug.dra.claims import ClaimReference, PreparedDevice
 from nodeplug.dra.ledger import Ledger, requests_of
+from nodeplug.dra.names import CALLS
 from nodeplug.dra.records import ClaimRecord, Held, key_of
 from nodeplug.dra.values import Allocation, Pool
 from nodeplug.hosting.call import Call
@@ -116,7 +117,7 @@ class Preparation:
         for one in self.ledger.of(self.section):
             if one.phase != "released":
                 continue
-            call = Call("DeviceReleased", f"dra:{self.driver}", key=self.key_of(one.claim.uid), about=str(one.claim))
+            call = Call("DeviceReleased", f"{CALLS}{self.driver}", key=self.key_of(one.claim.uid), about=str(one.claim))
             async with self._lock(one.claim.uid):
                 record = self.ledger.records.get(one.key)
                 if record is None or record.phase != "released":  # it was prepared again while this one had to wait

@@ -16,6 +16,7 @@ from nodeplug.config import Configuration, DraSection
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.values import DeviceClaim, DeviceId, Holding, ResourceName
 from nodeplug.dra.leftovers import remove_dead_sockets
+from nodeplug.dra.names import CALLS
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
@@ -156,6 +157,12 @@ class DynamicResources(ServedDevices):
     def asked(self) -> int:
         """How many requests of kubelet about claims are not answered."""
         return self._drivers.asked if self._drivers is not None else 0
+
+    @property
+    def inside(self) -> list[str]:
+        """What is done for claims: requests, and hooks whose request has been answered in the meantime."""
+        hooks = [call for call, _ in self.registry.calls if call.claim.startswith(CALLS)]
+        return [*(f"{call.verb} of {call.claim}" for call in hooks), *[f"{self.asked} requests"] * bool(self.asked)]
 
     def refresh(self, resource: ResourceName) -> None:
         """Ask for another list of a resource."""

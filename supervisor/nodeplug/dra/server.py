@@ -16,6 +16,7 @@ import grpc.aio
 from nodeplug.contract.errors import DeadlineExceeded, PluginError, with_request
 from nodeplug.dra import claims
 from nodeplug.dra.claims import ClaimReference
+from nodeplug.dra.names import CALLS
 from nodeplug.dra.preparation import Preparation
 from nodeplug.dra.values import Pool
 from nodeplug.hosting.call import Call
@@ -139,7 +140,7 @@ class DraPlugin(pb_grpc.DRAPluginServicer):
     async def _serve(
         self, verb: str, wanted: ClaimReference, work: Callable[[Call, ClaimReference], Coroutine[Any, Any, Any]]
     ) -> Any:
-        call = Call(verb, f"dra:{self._preparation.driver}", key=self._preparation.key_of(wanted.uid))
+        call = Call(verb, f"{CALLS}{self._preparation.driver}", key=self._preparation.key_of(wanted.uid))
         return await self._front.serve(call, self._whole(self._in_turn(call, wanted, work), verb))
 
     async def _in_turn(

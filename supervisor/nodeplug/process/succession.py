@@ -66,15 +66,20 @@ class Successor:
         """Its descriptor (pidfd_open(2))."""
         return self._process
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process is no more."""
+    def check(self) -> None:
+        """Look whether the process is still there.
+
+        Raises:
+            TryAgain: it is not.
+        """
         try:
-            return not self._end.recv(1, socket.MSG_PEEK)
+            ended = not self._end.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            return False
+            ended = False
         except OSError:
-            return True
+            ended = True
+        if ended:
+            raise TryAgain(f"its successor, process {self.pid}, has ended; the log says why")
 
     @classmethod
     async def start(cls, arguments: Sequence[str], patience: float = STARTED) -> Self:
