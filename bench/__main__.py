@@ -42,7 +42,6 @@ from bench.attempts import Attempts
 from bench.figures import flat, of_cni, traced
 from nodeplug.testing import Kubelet, ScratchNode, folders, namespaces
 
-RESULTS: Final = Path(__file__).parent / "results"
 ROOT: Final = Path(__file__).parents[1]
 INSIDE: Final = "NODEPLUG_BENCH_INSIDE"
 
@@ -55,9 +54,9 @@ def main() -> int:
     parser.add_argument("--page", nargs="?", type=Path, const=page.DOCS, metavar="FOLDER", help=told)
     arguments = parser.parse_args()
     if arguments.page:
-        page.write(json.loads((RESULTS / "latest.json").read_text()), arguments.page)
+        page.write(json.loads((page.RESULTS / "latest.json").read_text()), arguments.page)
         for name in report.TABLES:
-            figures = json.loads((RESULTS / f"{name}.json").read_text())
+            figures = json.loads((page.RESULTS / f"{name}.json").read_text())
             page.write_table(name, report.TABLES[name](figures), arguments.page)
         return 0
     if os.geteuid() != 0:
@@ -80,7 +79,7 @@ def _inside(*, quick: bool) -> int:
         folders.unmount_below(folder)
         folders.remove(folder)
     docs = None if quick else page.DOCS
-    return conclude(attempts, _about(kind, quick=quick), console, RESULTS, docs)
+    return conclude(attempts, _about(kind, quick=quick), console, page.RESULTS, docs)
 
 
 def conclude(attempts: Attempts, about: Mapping[str, Any], console: Console, results: Path, docs: Path | None) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import grpc
 
-from bench import page, report
+from bench import page
 from bench.figures import flat
 from bench.measure import Summary
 from nodeplug.pb import dra_v1_pb2 as pb
@@ -29,7 +29,6 @@ from nodeplug.testing import ScratchNode, folders
 from nodeplug.testing.dra import DraKubelet, ResourceApi, Scheduler
 from nodeplug.testing.waiting import until
 
-RESULTS: Final = Path(__file__).parent / "results"
 NODE: Final = "node-1"
 DRIVER: Final = "gpu.nodeplug.io"
 CARDS, UNITS = 8, 80
@@ -61,11 +60,7 @@ def main() -> int:
         **(measure(1, 5, 1) if arguments.quick else measure(7, 300, 7)),
         "load_average": os.getloadavg()[0],
     }
-    path = RESULTS / ("claimed-quick.json" if arguments.quick else "claimed.json")
-    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
-    print(report.claimed(figures))
-    if not arguments.quick:
-        page.write_table("claimed", report.claimed(figures), page.DOCS)
+    page.keep("claimed", figures)
     return 0
 
 

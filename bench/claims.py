@@ -27,7 +27,7 @@ from tests.real.consumers.control_plane import ControlPlane
 from tests.real.consumers.ending import end
 from tests.real.consumers.private_node import ENV, PrivateNode
 
-from bench import page, report
+from bench import page
 from nodeplug import Pod
 from nodeplug.contract.errors import PluginError
 from nodeplug.observe.processes import usage
@@ -38,7 +38,6 @@ from nodeplug.testing.folders import unmount_below
 from nodeplug.testing.waiting import until
 
 ROOT: Final = Path(__file__).parents[1]
-RESULTS: Final = Path(__file__).parent / "results"
 OURS, THEIRS = "ours.bench", "theirs.bench"
 FIVE: Final = tuple(f"driver{number}.bench" for number in range(1, 6))
 _CLAIMS: Final = "/api/v1/namespaces/default/persistentvolumeclaims"
@@ -60,11 +59,7 @@ def main() -> int:
         return 0 if arguments.where_built else 1
     figures: dict[str, Any] = {**_about(), "quick": arguments.quick}
     figures |= measure(programs["kubernetes"], programs["provisioner"], 2 if arguments.quick else arguments.pairs)
-    path = RESULTS / ("claims-quick.json" if arguments.quick else "claims.json")
-    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
-    print(report.claims(figures))
-    if not arguments.quick:
-        page.write_table("claims", report.claims(figures), page.DOCS)
+    page.keep("claims", figures)
     return 0
 
 

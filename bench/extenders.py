@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from bench import following, page, report
+from bench import following, page
 from bench.figures import flat
 from bench.measure import Summary
 from nodeplug.testing import ScratchNode, folders
@@ -29,7 +29,6 @@ from nodeplug.testing.scheduler import node as v1_node
 from nodeplug.testing.scheduler import pod as v1_pod
 
 ROOT: Final = Path(__file__).parents[1]
-RESULTS: Final = Path(__file__).parent / "results"
 NODES: Final = 500
 _NODE_BYTES: Final = 30 << 10
 _PLUGIN: Final = '[extender]\nlisten = "127.0.0.1:0"\n[plugins.placing]\nuses = "bench.placing:Placing"\n'
@@ -55,11 +54,7 @@ def main() -> int:
     nodes, few = (500, 50) if arguments.quick else (following.NODES, following.ASKED)
     figures |= {f"cards_{name}": value for name, value in following.measure(nodes, few, calls // 4 or 5).items()}
     figures["load_average"] = os.getloadavg()[0]
-    path = RESULTS / ("extenders-quick.json" if arguments.quick else "extenders.json")
-    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
-    print(report.extenders(figures))
-    if not arguments.quick:
-        page.write_table("extenders", report.extenders(figures), page.DOCS)
+    page.keep("extenders", figures)
     return 0
 
 

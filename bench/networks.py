@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from tests.node.acted_api import ActedApi
 
-from bench import cni, page, report
+from bench import cni, page
 from bench.daemon import with_run_in_memory
 from bench.figures import flat
 from bench.installation import family
@@ -34,7 +34,6 @@ from nodeplug.testing import ScratchNode, folders, namespaces
 from nodeplug.testing.waiting import until
 
 ROOT: Final = Path(__file__).parents[1]
-RESULTS: Final = Path(__file__).parent / "results"
 INSIDE: Final = "NODEPLUG_BENCH_INSIDE"
 MANY: Final = 10_000
 _KEY: Final = "k8s.v1.cni.cncf.io/networks"
@@ -57,12 +56,7 @@ def main() -> int:
         return subprocess.run(command, env={**os.environ, INSIDE: "1"}, check=False).returncode
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)  # the API server is there
     figures = measure(quick=arguments.quick) | about(quick=arguments.quick)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / ("networks-quick.json" if arguments.quick else "networks.json")
-    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
-    print(report.networks(figures))
-    if not arguments.quick:
-        page.write_table("networks", report.networks(figures), page.DOCS)
+    page.keep("networks", figures)
     return 0
 
 

@@ -7,7 +7,6 @@ open streams. A whole run writes `bench/results/reloading.json` and the table of
 
 import argparse
 import datetime as dt
-import json
 import os
 import platform
 import sys
@@ -19,14 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
-from bench import page, report
+from bench import page
 from bench.figures import flat
 from bench.measure import Summary
 from nodeplug.testing import ScratchNode, folders
 from nodeplug.testing.kubelet import BlockingKubelet
 from nodeplug.testing.waiting import until
 
-RESULTS: Final = Path(__file__).parent / "results"
 RESOURCE: Final = "nvidia.com/gpu-memory"
 CARDS, UNITS, PART = 16, 80, 4
 _RELOADED: Final = "configuration reloaded"
@@ -59,11 +57,7 @@ def main() -> int:
         **measure(2 if arguments.quick else 30),
         "load_average": os.getloadavg()[0],
     }
-    path = RESULTS / ("reloading-quick.json" if arguments.quick else "reloading.json")
-    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
-    print(report.reloading(figures))
-    if not arguments.quick:
-        page.write_table("reloading", report.reloading(figures), page.DOCS)
+    page.keep("reloading", figures)
     return 0
 
 

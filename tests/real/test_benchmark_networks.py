@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import report
-from bench.networks import RESULTS
+from bench.page import RESULTS
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
