@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pyroute2 import IPRoute
 from tests import environments
+from tests.costs import Costs
 
 from nodeplug import NotFound, NotReady, PluginError
 from nodeplug.install.native import compiler
@@ -68,7 +69,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", type=Path, help="append what each test costs to this file, one line of JSON for each")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if (path := config.getoption("costs")) is not None:
+        config.pluginmanager.register(Costs(Path(config.invocation_params.dir) / path))
     # A background job of a shell ignores Ctrl-C, and so do its children: tests that press it would wait for ever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
