@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from pyroute2 import IPRoute
-from tests import environments
+from tests import environments, programs
 from tests.costs import Costs
 
 from nodeplug import NotFound, NotReady, PluginError
@@ -28,9 +28,12 @@ from nodeplug.testing import folders, namespaces
 from nodeplug.testing.waiting import until
 from nodeplug_volumes import loopdev
 
+pytest_plugins = ["tests.suites"]
+
 # A loaded machine is no failure: neither an example that takes long, nor few of them in a second.
 settings.register_profile("nodeplug", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.load_profile("nodeplug")
+settings.register_profile("quick", settings.get_profile("nodeplug"), max_examples=20)
+settings.load_profile(os.environ.get("NODEPLUG_EXAMPLES", "nodeplug"))
 
 NAMESPACES = pytest.StashKey[str]()
 """Why there are none, or nothing."""
@@ -71,11 +74,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", type=Path, help="append what each test costs to this file, one line of JSON for each")
+    parser.addoption("--programs", type=Path, help="record in this file which programs each test declares and executes")
+    parser.addoption("--without", default="", help="hide these programs from the tests (as root): names with commas")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if (path := config.getoption("costs")) is not None:
         config.pluginmanager.register(Costs(Path(config.invocation_params.dir) / path))
+    declared = programs.register(config)
+    # The distribution's own programs, whatever has the same name elsewhere on PATH.
+    os.environ["PATH"] = f"{programs.SYSTEM}:{os.environ['PATH']}"
     # A background job of a shell ignores Ctrl-C, and so do its children: tests that press it would wait for ever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -90,6 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
         with IPRoute() as route:
             route.link("set", index=route.link_lookup(ifname="lo")[0], state="up")
         config.stash[NAMESPACES] = ""
+        programs.hide([name for name in config.getoption("without").split(",") if name])
+        declared.watch()
 
 
 def _needs_root(item: pytest.Item) -> bool:

@@ -1,0 +1,254 @@
+"""Programs of the machine that tests execute: each test declares its own, and is skipped without them.
+
+A test or fixture declares programs by `need`, a module or test also by the mark `programs`. As root, fanotify(7)
+reports what the processes of a test execute, and a test fails that executes a program which it has not declared.
+Programs are those of the system's folders: the same name may be another program elsewhere on PATH.
+
+`pytest --without NAME,...` hides programs from the tests. `--programs FILE` records what each test declares and
+executes.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from nodeplug import mount
+
+SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
+PACKAGES: Mapping[str, str] = {
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+    "bindfs": "bindfs",
+    "blkid": "util-linux",
+    "bridge": "iproute2",
+    "btrfs": "btrfs-progs",
+    "busybox": "busybox-static",
+    "cc": "gcc libc6-dev",
+    "containerd": "containerd",
+    "dnsmasq": "dnsmasq-base",
+    "etcd": "etcd-server",
+    "findmnt": "util-linux",
+    "fsfreeze": "util-linux",
+    "fusermount3": "fuse3",
+    "gcc": "gcc libc6-dev",
+    "git": "git",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "kubectl": "kubernetes-client",
+    "losetup": "mount",
+    "lsblk": "util-linux",
+    "make": "make",
+    "mkfs.btrfs": "btrfs-progs",
+    "mkfs.erofs": "erofs-utils",
+    "mkfs.ext4": "e2fsprogs",
+    "mkfs.xfs": "xfsprogs",
+    "mksquashfs": "squashfs-tools",
+    "mount": "mount",
+    "nft": "nftables",
+    "nsenter": "util-linux",
+    "openssl": "openssl",
+    "ping": "iputils-ping",
+    "podman": "podman",
+    "ps": "procps",
+    "resize2fs": "e2fsprogs",
+    "runc": "runc",
+    "s3fs": "s3fs",
+    "setpriv": "util-linux",
+    "sqfstar": "squashfs-tools",
+    "strace": "strace",
+    "systemctl": "systemd",
+    "tc": "iproute2",
+    "umount": "mount",
+    "unshare": "util-linux",
+    "xfs_growfs": "xfsprogs",
+}
+"""Debian's packages of the programs that tests declare."""
+_WORDS = (
+    "bash cat chgrp chmod chown cp cut date dd dirname echo env expr false find grep head hostname id "
+    "install ldconfig ldd ln ls mkdir mkfifo mktemp mv nice nohup printf pwd readlink realpath rm rmdir "
+    "sed sh sha256sum sleep sort stat sync tail tar tee test timeout touch tr true truncate tty uname "
+    "uniq wc which xargs yes"
+)
+BASE = frozenset(_WORDS.split())
+"""Programs that need no declaration: a shell and what POSIX or coreutils puts beside it. Python is one more."""
+_DECLARED = pytest.StashKey[set[str]]()
+_FOLDERS = tuple(dict.fromkeys(str(Path(folder).resolve()) for folder in SYSTEM.split(":")))
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_FAN_CLOEXEC, _FAN_NONBLOCK, _FAN_UNLIMITED_QUEUE = 0x1, 0x2, 0x10
+_FAN_MARK_ADD, _FAN_MARK_MOUNT = 0x1, 0x10
+_FAN_OPEN_EXEC = 0x1000
+_EVENT = struct.Struct("=IBBHQii")  # fanotify_event_metadata
+_READ = 1 << 16
+
+
+def path_of(name: str) -> str | None:
+    """Return the path of a program in the system's folders, or None."""
+    return shutil.which(name, path=SYSTEM)
+
+
+class Programs:
+    """The plugin of pytest that knows what each test declares and sees what it executes.
+
+    Args:
+        record: a file for what each test declares and executes, or None.
+    """
+
+    def __init__(self, record: Path | None) -> None:
+        self._record = record
+        self._by_fixture: dict[str, set[str]] = {}
+        self._setting_up: list[str] = []
+        self._item: pytest.Item | None = None
+        self._executions: Executions | None = None
+
+    def watch(self) -> None:
+        """Report executions from now on, in this process's mount namespace."""
+        self._executions = Executions()
+
+    def declare(self, names: Iterable[str]) -> None:
+        """Note programs for the fixture that is being set up, else for the test that runs."""
+        if self._setting_up:
+            self._by_fixture.setdefault(self._setting_up[-1], set()).update(names)
+        elif self._item is not None:
+            self._item.stash.setdefault(_DECLARED, set()).update(names)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> Iterator[None]:
+        self._setting_up.append(_key(fixturedef))
+        try:
+            return (yield)
+        finally:
+            self._setting_up.pop()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._item = item
+        for mark in item.iter_markers("programs"):
+            need(*mark.args)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        fixtures = getattr(item, "_request")._fixture_defs.values()  # noqa: B009 - also those asked for by name
+        try:
+            return (yield)
+        finally:
+            self._item = None
+            executed = self._executions.drain() if self._executions is not None else set()
+            declared = set(item.stash.get(_DECLARED, ()))
+            declared.update(*(self._by_fixture.get(_key(one), ()) for one in fixtures))
+            self._note(item, declared, executed)
+            undeclared = executed - _resolved(declared)
+            assert not undeclared, (
+                f"{item.nodeid} executes {', '.join(sorted(undeclared))}, "
+                "which neither it nor a fixture of it declares: see tests/programs.py"
+            )
+
+    def _note(self, item: pytest.Item, declared: set[str], executed: set[str]) -> None:
+        if self._record is not None and (declared or executed):
+            line = {"test": item.nodeid, "declares": sorted(declared), "executes": sorted(executed)}
+            with self._record.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+_current: Programs | None = None
+
+
+def register(config: pytest.Config) -> Programs:
+    """Make the one plugin of this session."""
+    global _current  # noqa: PLW0603 - `need` is called where no config is at hand
+    _current = Programs(config.getoption("programs"))
+    config.pluginmanager.register(_current, "programs")
+    return _current
+
+
+def need(*names: str) -> None:
+    """Declare programs for the test or fixture that calls, and skip it where one is missing.
+
+    Args:
+        names: programs in `PACKAGES`.
+    """
+    unknown = sorted(set(names) - PACKAGES.keys())
+    assert not unknown, f"tests/programs.py names no package of {', '.join(unknown)}"
+    if _current is not None:
+        _current.declare(names)
+    missing = [name for name in names if path_of(name) is None]
+    if missing:
+        packages = dict.fromkeys(PACKAGES[name] for name in missing)
+        pytest.skip(f"needs {', '.join(missing)}: apt-get install {' '.join(packages)}")
+
+
+def hide(names: Sequence[str]) -> None:
+    """Take programs out of every folder of PATH and of the system, in this process's mount namespace.
+
+    Raises:
+        OSError: the kernel mounts no overlay here.
+    """
+    for number, folder in enumerate(dict.fromkeys([*_FOLDERS, *map(os.path.realpath, os.environ["PATH"].split(":"))])):
+        found = [name for name in names if os.path.lexists(Path(folder) / name)]
+        if not found:
+            continue
+        place = Path(f"/tmp/np-without-{os.getpid()}-{number}")
+        place.mkdir()
+        mount("nodeplug", str(place), "tmpfs")
+        upper, work = place / "upper", place / "work"
+        upper.mkdir()
+        work.mkdir()
+        for name in found:
+            os.mknod(upper / name, stat.S_IFCHR, os.makedev(0, 0))  # how an overlay says that it is removed
+        mount("overlay", folder, "overlay", options=[f"lowerdir={folder}", f"upperdir={upper}", f"workdir={work}"])
+
+
+class Executions:
+    """The system's programs that processes execute in this process's mount namespace (fanotify(7), FAN_OPEN_EXEC).
+
+    Raises:
+        OSError: the kernel or a missing right forbids it.
+    """
+
+    def __init__(self) -> None:
+        self._fd = _check(_LIBC.fanotify_init(_FAN_CLOEXEC | _FAN_NONBLOCK | _FAN_UNLIMITED_QUEUE, os.O_RDONLY))
+        for folder in _FOLDERS:
+            mask, flags = ctypes.c_uint64(_FAN_OPEN_EXEC), _FAN_MARK_ADD | _FAN_MARK_MOUNT
+            _check(_LIBC.fanotify_mark(self._fd, flags, mask, -1, folder.encode()))
+
+    def drain(self) -> set[str]:
+        """Return the paths of what was executed since the last call, without what needs no declaration."""
+        found: set[str] = set()
+        with suppress(BlockingIOError):
+            while data := os.read(self._fd, _READ):
+                for start in range(0, len(data), _EVENT.size):
+                    descriptor = _EVENT.unpack_from(data, start)[5]
+                    found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+                    os.close(descriptor)
+        return {path for path in found if str(Path(path).parent) in _FOLDERS} - _base()
+
+
+@cache
+def _base() -> frozenset[str]:
+    pythons = [str(path) for folder in _FOLDERS for path in Path(folder).glob("python3*")]
+    return frozenset(os.path.realpath(path) for path in [*filter(None, map(path_of, BASE)), *pythons])
+
+
+def _resolved(names: Iterable[str]) -> set[str]:
+    """Return the files of declared programs: several may be one file, such as mkfs.ext4 and resize2fs are not."""
+    return {os.path.realpath(path) for path in map(path_of, names) if path is not None}
+
+
+def _key(fixturedef: pytest.FixtureDef[object]) -> str:
+    return f"{fixturedef.baseid}::{fixturedef.argname}"
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
