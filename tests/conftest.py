@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pyroute2 import IPRoute
 from tests import environments, programs
-from tests.costs import Costs
+from tests.costs import Costs, CpuBudget
 
 from nodeplug import NotFound, NotReady, PluginError
 from nodeplug.install.native import compiler
@@ -74,13 +74,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", type=Path, help="append what each test costs to this file, one line of JSON for each")
+    parser.addoption("--cpu-budget", type=float, help="fail if the session uses a fifth more CPU seconds than these")
     parser.addoption("--programs", type=Path, help="record in this file which programs each test declares and executes")
     parser.addoption("--without", default="", help="hide these programs from the tests (as root): names with commas")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if (path := config.getoption("costs")) is not None:
-        config.pluginmanager.register(Costs(Path(config.invocation_params.dir) / path))
+    if config.getoption("costs") is not None:
+        config.pluginmanager.register(Costs(config.getoption("costs").absolute()))
+    if config.getoption("cpu_budget") is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(CpuBudget(config.getoption("cpu_budget")))
     declared = programs.register(config)
     # The distribution's own programs, whatever has the same name elsewhere on PATH.
     os.environ["PATH"] = f"{programs.SYSTEM}:{os.environ['PATH']}"

@@ -1,19 +1,29 @@
-"""What each test costs: seconds of wall time, and of CPU time with every process below the one that runs it.
+"""What tests cost: seconds of wall time, and of CPU time with every process below the one that runs them.
 
-`pytest --costs FILE` writes a line of JSON for each test. CPU time is user and system time. A process that outlives its
-parent leaves the tree, and what it used is not counted.
+`pytest --costs FILE` writes a line of JSON for each test. `pytest --cpu-budget SECONDS` fails a session that uses more
+than a fifth above its budget. CPU time is user and system time. A process that outlives its parent leaves the tree, and
+what it used is not counted.
+
+The same work takes more CPU time on a slower or busier machine. So a session with a budget times a fixed piece of
+Python, again and again, and what it used is told as on the machine where that piece takes `STANDARD` seconds.
 """
 
 import json
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+STANDARD = 0.008
+"""CPU seconds of the fixed piece of Python on the machine where budgets are set."""
 _TICKS = os.sysconf("SC_CLK_TCK")
+_EVERY = 50
+_TOLERANCE = 1.2
 
 
 class Costs:
@@ -38,6 +48,58 @@ class Costs:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(cost) + "\n")
         return result
+
+
+class CpuBudget:
+    """Compares the CPU time of a session with its budget.
+
+    Args:
+        seconds: the budget, on the machine of `STANDARD`.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._samples: list[float] = []
+        self._tests = 0
+        self._used = 0.0
+
+    def pytest_runtest_logfinish(self) -> None:
+        if self._tests % _EVERY == 0:
+            self._samples.append(_time_fixed_work())
+        self._tests += 1
+
+    @pytest.hookimpl(trylast=True)  # by then pytest-xdist has ended the processes that ran tests
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        self._used = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+        if self._exceeded and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("CPU time")
+        terminalreporter.write_line(
+            f"{self._used:.0f} s here, which are {self._standard:.0f} s of the budget of {self._seconds:.0f} s"
+        )
+        if self._exceeded:
+            terminalreporter.write_line(
+                "This is more than a fifth above the budget. `pytest --costs FILE` tells what each test costs."
+            )
+
+    @property
+    def _standard(self) -> float:
+        return self._used * STANDARD / median(self._samples or [STANDARD])
+
+    @property
+    def _exceeded(self) -> bool:
+        return self._standard > self._seconds * _TOLERANCE
+
+
+def _time_fixed_work() -> float:
+    began = time.thread_time()
+    texts = {}
+    for number in range(60_000):
+        texts[number % 1000] = str(number)
+    return time.thread_time() - began
 
 
 def cpu_seconds(pid: int) -> float:

@@ -8,24 +8,23 @@ Programs are those of the system's folders: the same name may be another program
 executes.
 """
 
-import ctypes
 import json
 import os
 import shutil
 import stat
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.fanotify import Executions
 
 from nodeplug import mount
 
 SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
 PACKAGES: Mapping[str, str] = {
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+    "awk": "mawk",
     "bindfs": "bindfs",
     "blkid": "util-linux",
     "bridge": "iproute2",
@@ -73,20 +72,22 @@ PACKAGES: Mapping[str, str] = {
 """Debian's packages of the programs that tests declare."""
 _WORDS = (
     "bash cat chgrp chmod chown cp cut date dd dirname echo env expr false find grep head hostname id "
-    "install ldconfig ldd ln ls mkdir mkfifo mktemp mv nice nohup printf pwd readlink realpath rm rmdir "
+    "install gzip ldd ln ls mkdir mkfifo mktemp mv nice nohup printf pwd readlink realpath rm rmdir "
     "sed sh sha256sum sleep sort stat sync tail tar tee test timeout touch tr true truncate tty uname "
     "uniq wc which xargs yes"
 )
 BASE = frozenset(_WORDS.split())
 """Programs that need no declaration: a shell and what POSIX or coreutils puts beside it. Python is one more."""
+BROUGHT: Mapping[str, Sequence[str]] = {
+    "aarch64-linux-gnu-gcc": ("aarch64-linux-gnu-as", "aarch64-linux-gnu-ld"),
+    "cc": ("as", "ld"),
+    "gcc": ("as", "ld"),
+}
+"""What a declared program executes itself, from a package that its own depends on."""
+OPTIONAL = ("getopt", "ldconfig", "lsb_release")
+"""What Python and pip ask where it is there, and do without elsewhere."""
 _DECLARED = pytest.StashKey[set[str]]()
 _FOLDERS = tuple(dict.fromkeys(str(Path(folder).resolve()) for folder in SYSTEM.split(":")))
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_FAN_CLOEXEC, _FAN_NONBLOCK, _FAN_UNLIMITED_QUEUE = 0x1, 0x2, 0x10
-_FAN_MARK_ADD, _FAN_MARK_MOUNT = 0x1, 0x10
-_FAN_OPEN_EXEC = 0x1000
-_EVENT = struct.Struct("=IBBHQii")  # fanotify_event_metadata
-_READ = 1 << 16
 
 
 def path_of(name: str) -> str | None:
@@ -110,7 +111,7 @@ class Programs:
 
     def watch(self) -> None:
         """Report executions from now on, in this process's mount namespace."""
-        self._executions = Executions()
+        self._executions = Executions(_FOLDERS)
 
     def declare(self, names: Iterable[str]) -> None:
         """Note programs for the fixture that is being set up, else for the test that runs."""
@@ -142,7 +143,7 @@ class Programs:
             return (yield)
         finally:
             self._item = None
-            executed = self._executions.drain() if self._executions is not None else set()
+            executed = self._executed()
             declared = set(item.stash.get(_DECLARED, ()))
             declared.update(*(self._by_fixture.get(_key(one), ()) for one in fixtures))
             self._note(item, declared, executed)
@@ -151,6 +152,11 @@ class Programs:
                 f"{item.nodeid} executes {', '.join(sorted(undeclared))}, "
                 "which neither it nor a fixture of it declares: see tests/programs.py"
             )
+
+    def _executed(self) -> set[str]:
+        """Return the programs of the system that ran since the last call, without what needs no declaration."""
+        found = self._executions.drain() if self._executions is not None else set()
+        return {path for path in found if str(Path(path).parent) in _FOLDERS} - _base()
 
     def _note(self, item: pytest.Item, declared: set[str], executed: set[str]) -> None:
         if self._record is not None and (declared or executed):
@@ -207,48 +213,17 @@ def hide(names: Sequence[str]) -> None:
         mount("overlay", folder, "overlay", options=[f"lowerdir={folder}", f"upperdir={upper}", f"workdir={work}"])
 
 
-class Executions:
-    """The system's programs that processes execute in this process's mount namespace (fanotify(7), FAN_OPEN_EXEC).
-
-    Raises:
-        OSError: the kernel or a missing right forbids it.
-    """
-
-    def __init__(self) -> None:
-        self._fd = _check(_LIBC.fanotify_init(_FAN_CLOEXEC | _FAN_NONBLOCK | _FAN_UNLIMITED_QUEUE, os.O_RDONLY))
-        for folder in _FOLDERS:
-            mask, flags = ctypes.c_uint64(_FAN_OPEN_EXEC), _FAN_MARK_ADD | _FAN_MARK_MOUNT
-            _check(_LIBC.fanotify_mark(self._fd, flags, mask, -1, folder.encode()))
-
-    def drain(self) -> set[str]:
-        """Return the paths of what was executed since the last call, without what needs no declaration."""
-        found: set[str] = set()
-        with suppress(BlockingIOError):
-            while data := os.read(self._fd, _READ):
-                for start in range(0, len(data), _EVENT.size):
-                    descriptor = _EVENT.unpack_from(data, start)[5]
-                    found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-                    os.close(descriptor)
-        return {path for path in found if str(Path(path).parent) in _FOLDERS} - _base()
-
-
 @cache
 def _base() -> frozenset[str]:
     pythons = [str(path) for folder in _FOLDERS for path in Path(folder).glob("python3*")]
-    return frozenset(os.path.realpath(path) for path in [*filter(None, map(path_of, BASE)), *pythons])
+    return frozenset(os.path.realpath(path) for path in [*filter(None, map(path_of, [*BASE, *OPTIONAL])), *pythons])
 
 
 def _resolved(names: Iterable[str]) -> set[str]:
-    """Return the files of declared programs: several may be one file, such as mkfs.ext4 and resize2fs are not."""
-    return {os.path.realpath(path) for path in map(path_of, names) if path is not None}
+    """Return the files of declared programs and of what these bring; one file may have several names."""
+    allowed = [program for name in names for program in (name, *BROUGHT.get(name, ()))]
+    return {os.path.realpath(path) for path in map(path_of, allowed) if path is not None}
 
 
 def _key(fixturedef: pytest.FixtureDef[object]) -> str:
     return f"{fixturedef.baseid}::{fixturedef.argname}"
-
-
-def _check(result: int) -> int:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
