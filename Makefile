@@ -9,8 +9,9 @@ WHEELS ?=
 PROOF ?=
 # Many tests wait for each other's processes rather than compute: two more workers than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 2)
+PYTEST = $(RUN)/pytest -n $(WORKERS) --dist loadgroup --durations 10
 
-.PHONY: prebuilt wheels always can-demo docs help demo test suite soak lint unit node gpu gpu-proof real kubelet consumers image python emulated meta proto bench setup clean
+.PHONY: prebuilt wheels always can-demo docs help demo test test-all quick whole soak matrix lint unit node gpu gpu-proof real kubelet consumers image python emulated meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -34,13 +35,23 @@ can-demo:
 demo: can-demo $(STAMP) ## Play a pod's whole life against the daemon, as root or as an ordinary user
 	$(RUN)/nodeplug demo
 
-test: lint suite ## Run lint, types and every test (what needs root or a package is skipped with its reason)
+test: lint quick ## Run lint, types and the quick suite (what needs root or a package is skipped with its reason)
 
-suite: $(STAMP)
-	$(RUN)/pytest -n $(WORKERS) --dist loadgroup --durations 10
+test-all: lint ## Run lint, types and every test that this machine can run; `make consumers image` builds what more of them need
+	NODEPLUG_EXAMPLES=many $(PYTEST) -m "not soak and not matrix"
+
+quick: $(STAMP)
+	$(PYTEST) -m quick
+
+# Properties are tried with many more examples than in the quick suite.
+whole: $(STAMP)
+	NODEPLUG_EXAMPLES=many $(PYTEST) -m "whole or hypothesis and quick"
 
 soak: $(STAMP) ## Run the tests that take longer than anybody waits for (none chosen is no failure)
-	$(RUN)/pytest -m soak --durations 10 || [ $$? = 5 ]
+	NODEPLUG_EXAMPLES=many $(RUN)/pytest -m soak --durations 10 || [ $$? = 5 ]
+
+matrix: $(STAMP) ## Run what needs other releases: of Debian and its Python, kubelet, containerd (an hour, 4 GB once; needs root)
+	.ci/matrix
 
 lint: $(STAMP) ## Check format, lint, types, layers, spelling
 	$(RUN)/ruff format --check .
@@ -49,22 +60,22 @@ lint: $(STAMP) ## Check format, lint, types, layers, spelling
 	$(RUN)/lint-imports --no-cache
 	$(RUN)/codespell supervisor plugins proto bin configs tests docs bench README.md CHANGELOG.md SECURITY.md
 
-unit: $(STAMP) ## Run the fast tests: unit, protocol, meta
-	$(RUN)/pytest tests/unit tests/protocol tests/meta
+unit: $(STAMP) ## Run the tests of the quick suite that need nothing but Python: unit, protocol, meta
+	$(PYTEST) -m quick tests/unit tests/protocol tests/meta
 
-node: $(STAMP) ## Run the tests on a node: namespaces, mounts, sockets (without root, what needs none)
-	$(RUN)/pytest tests/node
+node: $(STAMP) ## Run every test on a node: namespaces, mounts, sockets (without root, what needs none)
+	$(PYTEST) tests/node
 
-gpu: $(STAMP) ## Run the GPU suite; on a machine with a card it runs there
-	$(RUN)/pytest tests/gpu
+gpu: $(STAMP) ## Run every test of the GPU plugin; on a machine with a card it runs there
+	$(PYTEST) tests/gpu
 
 gpu-proof: ## Prove on a real card what simulated ones cannot, in less than ten minutes (docs/gpu-hardware.md)
 	.ci/gpu-proof "$(PYTHON)" "$(VENV)" "$(WHEELS)" $(PROOF)
 
 real: $(STAMP) ## Run the tests against real consumers
-	$(RUN)/pytest tests/real
+	$(PYTEST) -m consumers
 
-kubelet: ## Build the kubelet for tests/real from Debian's source package, once (5 minutes, 2.5 GB meanwhile)
+kubelet: ## Build the old kubelet for the matrix from Debian's source package, once (5 minutes, 2.5 GB meanwhile)
 	.ci/build-kubelet
 
 consumers: ## Build today's kubelet, control plane, containerd and CNI plugins for tests/real, once (15 minutes)
@@ -73,7 +84,7 @@ consumers: ## Build today's kubelet, control plane, containerd and CNI plugins f
 image: ## Make the image of deploy/Containerfile for tests/real without a registry, once (three minutes, 2 GB; needs root)
 	.ci/build-image
 
-python: ## Bootstrap Debian 13 and its Python for tests/node/workers, once (two minutes, 150 MB; needs root)
+python: ## Bootstrap Debian 13 and its Python for the matrix, once (two minutes, 150 MB; needs root)
 	.ci/build-python
 
 emulated: $(STAMP) ## Run tests of links and cgroups on Debian's kernel, emulated (three quarters of an hour, 70 MB once; needs root and qemu-system-x86)

@@ -32,8 +32,9 @@ pytest_plugins = ["tests.suites"]
 
 # A loaded machine is no failure: neither an example that takes long, nor few of them in a second.
 settings.register_profile("nodeplug", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("quick", settings.get_profile("nodeplug"), max_examples=20)
-settings.load_profile(os.environ.get("NODEPLUG_EXAMPLES", "nodeplug"))
+settings.register_profile("few", settings.get_profile("nodeplug"), max_examples=20)
+settings.register_profile("many", settings.get_profile("nodeplug"), max_examples=300)
+settings.load_profile(os.environ.get("NODEPLUG_EXAMPLES", "few"))
 
 NAMESPACES = pytest.StashKey[str]()
 """Why there are none, or nothing."""
