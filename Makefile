@@ -4,6 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
+# More words for pytest when it runs the quick suite.
+QUICK ?=
 # What `make gpu-proof` is given: a folder of wheels where there is no network, and its own options.
 WHEELS ?=
 PROOF ?=
@@ -41,7 +43,7 @@ test-all: lint ## Run lint, types and every test that this machine can run; `mak
 	NODEPLUG_EXAMPLES=many $(PYTEST) -m "not soak and not matrix"
 
 quick: $(STAMP)
-	$(PYTEST) -m quick
+	$(PYTEST) -m quick $(QUICK)
 
 # Properties are tried with many more examples than in the quick suite.
 whole: $(STAMP)

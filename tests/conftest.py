@@ -174,9 +174,10 @@ def _working_in(path: Path) -> list[str]:
 def has_compiler() -> None:
     """Skip where entrypoints cannot be compiled."""
     try:
-        compiler()
+        found = compiler()
     except NotFound:
         pytest.skip("needs a C compiler: apt-get install gcc libc6-dev")
+    programs.need(Path(found[0]).name)
 
 
 @pytest.fixture(scope="session")

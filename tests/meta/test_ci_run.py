@@ -10,13 +10,15 @@ import pytest
 
 from nodeplug.install.native import compiler
 
+pytestmark = pytest.mark.programs("awk")
 ROOT = Path(__file__).parents[2]
 MAKE = """#!/bin/bash
 trap 'echo "$1" >>{folder}/ended' EXIT
 case $1 in
-{failing}) [ {hanging} = - ] || until [ -e {folder}/hangs ]; do sleep 0.01; done; exit 3 ;;
+{failing}) printf "much before\\nFAILED $1\\n"
+    [ {hanging} = - ] || until [ -e {folder}/hangs ]; do sleep 0.01; done; exit 3 ;;
 {hanging}) touch {folder}/hangs; sleep 60 & wait $! ;;
-suite) echo "5 passed" ;;
+quick | real | whole) echo "$1: 5 passed" ;;
 esac
 """
 DIES = """
@@ -35,20 +37,22 @@ int setpgid(pid_t pid, pid_t group) {
 }
 """
 """Ends the first part that runs beside others as it begins, when it still has what the script has for its own end."""
-BESIDE = {"set-up", "image", "python", "bootstrap of the bare root"}
-AFTER = ["kubelet", "consumers", "demo", "bare root", "lowest versions", "lint", "benchmark", "tests"]
+ACTED = ("bin/apt-get", "checkout/.ci/bare-root", "checkout/.ci/lowest-versions", "checkout/.venv/bin/python")
+BESIDE = {"set-up", "image", "bootstrap of the bare root"}
+AFTER = ["lint", "quick suite", "hidden programs", "demo", "consumers", "tests with consumers", "rest of the whole"]
+AFTER += ["lowest versions", "benchmark", "bare root"]
 
 
 def play(
     folder: Path, *, failing: str = "-", hanging: str = "-", preload: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     """Run the script in a folder where `make` and the other commands are acted out."""
-    for name in ("bin", "checkout/.ci"):
+    for name in ("bin", "checkout/.ci", "checkout/.venv/bin"):
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", folder / "checkout/.ci")
     (folder / "checkout/.ci/debian-packages").write_text("gcc\n")
     programs = {"bin/make": MAKE.format(folder=folder, failing=failing, hanging=hanging)}
-    programs |= dict.fromkeys(("bin/apt-get", "checkout/.ci/bare-root", "checkout/.ci/lowest-versions"), "#!/bin/sh\n")
+    programs |= dict.fromkeys(ACTED, "#!/bin/sh\n")
     for name, text in programs.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -69,29 +73,38 @@ def test_every_part_runs_and_the_last_line_is_that_of_the_tests(tmp_path: Path) 
     done = play(tmp_path)
     parts = told(done)
     assert done.returncode == 0
-    assert (parts[0], set(parts[1:5]), parts[5:]) == ("packages", BESIDE, AFTER)
-    assert done.stdout.splitlines()[-1] == "5 passed"
+    assert (parts[0], set(parts[1:4]), parts[4:]) == ("packages", BESIDE, AFTER)
+    assert done.stdout.splitlines()[-1] == "whole: 5 passed"
 
 
 @pytest.mark.parametrize(
-    ("failing", "part"), [("demo", "demo"), ("image", "image"), ("lint", "lint"), ("suite", "tests")]
+    ("failing", "part"), [("demo", "demo"), ("image", "image"), ("lint", "lint"), ("quick", "quick suite")]
 )
 def test_the_first_part_that_fails_is_the_last_one(failing: str, part: str, tmp_path: Path) -> None:
     done = play(tmp_path, failing=failing)
     assert done.returncode == 3
+    assert told(done)[-1] == f"{part} (failed)" or failing == "image"
     assert f"{part} (failed)" in told(done)
-    assert ("tests" in "".join(told(done))) == (part == "tests")
+    assert "consumers" not in told(done)
     assert not list(tmp_path.glob("tmp.*"))
 
 
+@pytest.mark.parametrize("failing", ["image", "quick"])
+def test_what_failed_is_told_before_what_each_part_took(failing: str, tmp_path: Path) -> None:
+    done = play(tmp_path, failing=failing)
+    _, _, end = done.stdout.partition(f"== {'quick suite' if failing == 'quick' else failing} failed\n")
+    assert end.splitlines()[:2] == [f"FAILED {failing}", "== seconds and share of each part; some ran beside others"]
+
+
 def test_a_part_that_fails_ends_those_beside_it_which_clean_up(tmp_path: Path) -> None:
-    done = play(tmp_path, failing="python", hanging="image")
+    done = play(tmp_path, failing="setup", hanging="image")
     assert done.returncode == 3
     assert "== image is ended, too" in done.stdout
-    assert "python (failed)" in told(done)
+    assert "set-up (failed)" in told(done)
     assert "image" in (tmp_path / "ended").read_text().split()
 
 
+@pytest.mark.programs("cc")
 @pytest.mark.usefixtures("has_compiler")
 def test_a_part_that_is_ended_as_it_begins_leaves_the_end_to_the_script(tmp_path: Path) -> None:
     library = tmp_path / "dies.so"
