@@ -3,10 +3,13 @@
 import subprocess
 from pathlib import Path
 
+from tests.programs import need
+
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 def openssl(folder: Path, *arguments: str) -> None:
+    need("openssl")
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 

@@ -8,6 +8,7 @@ import subprocess
 from functools import cache
 
 import pytest
+from tests.programs import need
 
 from nodeplug.testing.scratch_cni import new_netns, run_in
 
@@ -29,6 +30,7 @@ def has_kind(kind: str) -> bool:
 
 
 def need_kind(kind: str) -> None:
-    """Skip where the kernel lacks a kind of link."""
+    """Skip where the kernel lacks a kind of link, or nothing could make one."""
+    need("ip")
     if not has_kind(kind):
         pytest.skip(f"needs a kernel with links of kind {kind}")

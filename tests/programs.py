@@ -41,6 +41,7 @@ PACKAGES: Mapping[str, str] = {
     "git": "git",
     "ip": "iproute2",
     "iptables": "iptables",
+    "iptables-legacy": "iptables",
     "kubectl": "kubernetes-client",
     "losetup": "mount",
     "lsblk": "util-linux",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import CniDns, CniResult, Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -107,6 +108,8 @@ def test_the_host_veth_is_a_labelled_port_that_is_up(scratch: ScratchCni, bridge
 def test_both_ends_of_the_pair_are_made_with_one_queue(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
     container = scratch.container()
     scratch.add(bridge, config(), "c1", container)
+
+    need("ip")
 
     def queues(ifname: str) -> list[int]:
         told = subprocess.run(["ip", "-j", "-d", "link", "show", ifname], capture_output=True, check=True).stdout

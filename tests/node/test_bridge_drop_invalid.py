@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.node.outside import HOST, NEIGHBOUR
 from tests.node.test_bridge_masquerade import sender_seen
+from tests.programs import need
 
 from nodeplug import Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -40,7 +41,8 @@ def senders(netns: Netns, outside: Netns, version: int) -> tuple[str, str]:
 
 
 def nft(scratch: ScratchCni, *words: str) -> str:
-    command = ["/usr/sbin/nft", *words]
+    need("nft")
+    command = ["nft", *words]
     return scratch.on_host(lambda: subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.node.outside import HOST, NEIGHBOUR
+from tests.programs import need
 
 from nodeplug import CniStatus, Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -354,6 +355,8 @@ def test_what_the_host_routes_within_the_subnet_is_masqueraded_where_that_is_ask
     netns = scratch.container()
     scratch.add(bridge, config("10.88.0.0/24", **keys), "c1", netns)
 
+    need("ip")
+
     def run(*words: str) -> None:
         subprocess.run(["ip", *words], check=True)
 
@@ -363,6 +366,7 @@ def test_what_the_host_routes_within_the_subnet_is_masqueraded_where_that_is_ask
     assert sender_seen(netns, outside, "10.88.0.200") == sender
 
 
+@pytest.mark.programs("nft")
 def test_masquerading_within_the_subnet_is_checked_restored_and_ended(
     scratch: ScratchCni, bridge: Bridge, config: Make
 ) -> None:
@@ -375,12 +379,12 @@ def test_masquerading_within_the_subnet_is_checked_restored_and_ended(
     assert {label for _, label in mine} == {"nodeplug net c1 eth0"}
     scratch.on_host(bridge.health)
     scratch.check(bridge, network, "c1", netns, result)
-    scratch.on_host(lambda: subprocess.run(["/usr/sbin/nft", "flush", "ruleset"], check=True))
+    scratch.on_host(lambda: subprocess.run(["nft", "flush", "ruleset"], check=True))
     with pytest.raises(PluginError, match=r"address 10\.88\.0\.2 is not masqueraded"):
         scratch.check(bridge, network, "c1", netns, result)
     scratch.on_host(bridge.health)
     scratch.check(bridge, network, "c1", netns, result)
-    scratch.on_host(lambda: subprocess.run(["/usr/sbin/nft", "flush", "ruleset"], check=True))
+    scratch.on_host(lambda: subprocess.run(["nft", "flush", "ruleset"], check=True))
     scratch.status(bridge, network)
     scratch.check(bridge, network, "c1", netns, result)
     scratch.delete(bridge, network, "c1")

@@ -4,10 +4,10 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni
@@ -21,15 +21,9 @@ NETFILTER = 12
 FLUSHES = ["flush ruleset", f"flush table inet {nft.TABLE}", f"flush chain inet {nft.TABLE} {nft.CHAIN}"]
 
 
-def nft_tool() -> str:
-    path = "/usr/sbin/nft"
-    if not Path(path).exists():
-        pytest.skip("nftables is missing: apt-get install nftables")
-    return path
-
-
 def run_nft(scratch: ScratchCni, *words: str) -> str:
-    command = [nft_tool(), *words]
+    need("nft")
+    command = ["nft", *words]
     done = scratch.on_host(lambda: subprocess.run(command, capture_output=True, text=True, check=True))
     return done.stdout
 
@@ -130,7 +124,7 @@ def test_a_mended_table_keeps_the_subnets_of_other_networks(
 def test_many_containers_are_masqueraded_again(scratch: ScratchCni, network: dict[str, Any]) -> None:
     from ipaddress import ip_interface  # noqa: PLC0415  this test alone
 
-    tool = nft_tool()
+    need("nft")
 
     def mend() -> int:
         with Netlink(NETFILTER) as netlink:
@@ -138,7 +132,7 @@ def test_many_containers_are_masqueraded_again(scratch: ScratchCni, network: dic
             for number in range(250):
                 masquerade.add([ip_interface(f"10.88.0.{number + 2}/24")], f"nodeplug net c{number} eth0")
             expected = masquerade.entries("")
-            subprocess.run([tool, "flush", "ruleset"], check=True)
+            subprocess.run(["nft", "flush", "ruleset"], check=True)
             masquerade.mend(expected)
             return len(masquerade.entries(""))
 
@@ -291,13 +285,13 @@ class Dying(Netlink):
 def test_a_daemon_killed_while_it_mends_leaves_no_rules_without_addresses(
     scratch: ScratchCni, bridge: Bridge, network: dict[str, Any], running: tuple[Netns, Any]
 ) -> None:
-    tool = nft_tool()
+    need("nft")
 
     def die() -> None:
         with Dying(NETFILTER) as netlink:
             masquerade = Masquerade(netlink)
             expected = masquerade.entries("")
-            subprocess.run([tool, "flush", "ruleset"], check=True)
+            subprocess.run(["nft", "flush", "ruleset"], check=True)
             with pytest.raises(SystemExit):
                 masquerade.mend(expected)
 

@@ -7,6 +7,7 @@ from ipaddress import ip_interface
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import Journal, Netns, NotReady
 from nodeplug.testing.scratch_cni import ScratchCni
@@ -102,6 +103,7 @@ def set_ports_down(scratch: ScratchCni) -> None:
 
 
 def drop_route(scratch: ScratchCni) -> None:
+    need("ip")
     command = ["ip", "route", "del", "10.88.0.0/24", "dev", "br0"]
     scratch.on_host(lambda: subprocess.run(command, check=True))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import InvalidRequest, Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -36,6 +37,8 @@ def port(scratch: ScratchCni, container: str) -> Link:
 
 def reaches(sender: Netns, address: str) -> bool:
     """Whether a neighbour answers: one question is asked three times, a second apart."""
+
+    need("ping")
 
     def look() -> bool:
         return subprocess.run(["ping", "-c", "1", "-W", "1", address], capture_output=True, check=False).returncode == 0
@@ -68,6 +71,7 @@ def test_check_tells_an_isolation_that_was_lost(scratch: ScratchCni, bridge: Bri
     netns = scratch.container()
     result = scratch.add(bridge, config(portIsolation=True), "c1", netns)
     scratch.check(bridge, config(portIsolation=True), "c1", netns, result)
+    need("bridge")
     words = ["bridge", "link", "set", "dev", port(scratch, "c1").name, "isolated", "off"]
     scratch.on_host(lambda: subprocess.run(words, check=True))
     with pytest.raises(PluginError, match=r"isolation of veth[0-9a-f]* is off"):
@@ -94,6 +98,7 @@ def test_who_takes_the_interface_may_bring_it_up(
 ) -> None:
     netns = scratch.container()
     result = scratch.add(bridge, machine, "c1", netns)
+    need("ip")
     run_in(netns, lambda: subprocess.run(["ip", "link", "set", "eth0", "up"], check=True))
     scratch.check(bridge, machine, "c1", netns, result)
     scratch.status(bridge, {**machine, "cniVersion": "1.1.0"})

@@ -3,10 +3,10 @@
 import socket
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -32,9 +32,8 @@ def network(config: Make) -> dict[str, Any]:
 
 def rules(scratch: ScratchCni) -> list[str]:
     """The tables of family bridge as nft(8) prints them."""
-    if not Path("/usr/sbin/nft").exists():
-        pytest.skip("nftables is missing: apt-get install nftables")
-    command = ["/usr/sbin/nft", "list", "ruleset", "bridge"]
+    need("nft")
+    command = ["nft", "list", "ruleset", "bridge"]
     done = scratch.on_host(lambda: subprocess.run(command, capture_output=True, text=True, check=True))
     return [line.strip() for line in done.stdout.splitlines() if line.strip() not in {"", "}"}]
 
@@ -152,7 +151,7 @@ def test_what_others_removed_does_not_keep_masquerading_or_the_rest_of_the_check
 ) -> None:
     network = config(macspoofchk=True, ipMasq=True)
     scratch.add(bridge, network, "c1", scratch.container())
-    nft = ["/usr/sbin/nft", "flush chain bridge nat PREROUTING; flush chain bridge nat cni-br-iface-c1-eth0"]
+    nft = ["nft", "flush chain bridge nat PREROUTING; flush chain bridge nat cni-br-iface-c1-eth0"]
     scratch.on_host(lambda: subprocess.run(nft, check=True))
     scratch.delete(bridge, network, "c1")
     assert rules(scratch) == EMPTY
@@ -195,7 +194,7 @@ def test_check_names_what_is_missing_and_the_next_add_restores_it(
     result = scratch.add(bridge, network, "c1", netns)
     before = rules(scratch)
     scratch.check(bridge, network, "c1", netns, result)
-    scratch.on_host(lambda: subprocess.run(["/usr/sbin/nft", damage], check=True))
+    scratch.on_host(lambda: subprocess.run(["nft", damage], check=True))
     with pytest.raises(PluginError, match=DAMAGES[damage]):
         scratch.check(bridge, network, "c1", netns, result)
     scratch.add(bridge, network, "c1", netns)

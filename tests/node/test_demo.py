@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug.testing import namespaces
 from nodeplug.testing.waiting import until
 
 
 def play(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    need("unshare")
     command = (*(command or (sys.executable,)), "-m", "nodeplug", "demo")
     env = env or {"PATH": os.environ["PATH"], "HOME": "/tmp", "LANG": "C.UTF-8"}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env, cwd="/")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyroute2 import IPRoute
+from tests.programs import need
 
 from nodeplug import Netns, mount, unmount
 from nodeplug.testing import Inventory, Sandbox, leaves_nothing
@@ -20,15 +21,14 @@ Thing = Callable[[Path], AbstractContextManager[str]]
 
 
 def run(*command: str) -> str:
+    need(command[0])
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def run_nft(*words: str) -> str:
-    if not Path("/usr/sbin/nft").exists():
-        pytest.skip("nftables is missing: apt-get install nftables")
-    return run("/usr/sbin/nft", *words)
+    return run("nft", *words)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import Netns
 from nodeplug.testing import Sandbox, forked
@@ -101,6 +102,7 @@ def test_a_dry_run_frees_nothing_and_says_the_same(place: Place) -> None:
 
 def test_an_address_that_a_namespace_has_is_held_whatever_the_cache_says(place: Place, sandbox: Sandbox) -> None:
     file = place.reserve("198.18.88.5")
+    need("ip", "nsenter")
     subprocess.run(
         ["nsenter", f"--net={sandbox.path}", "ip", "address", "add", "198.18.88.5/24", "dev", "lo"], check=True
     )
@@ -164,6 +166,7 @@ def test_who_cannot_see_every_namespace_frees_nothing(place: Place) -> None:
     file = place.reserve("198.18.88.5")
     place.cache(place.folder / "pod")
     folders = ["--data-dir", str(place.folder / "networks"), "--cache-dir", str(place.folder / "results")]
+    need("setpriv")
     command = ["setpriv", "--bounding-set=-sys_ptrace", sys.executable, "-m", "nodeplug", "net", "gc", *folders]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, file.exists()) == (1, True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.node.overflowing import every_overflow
+from tests.programs import need
 
 from nodeplug import CniResult, Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -83,6 +84,7 @@ class Stage:
 
 def seen(where: Netns, script: str) -> list[str]:
     """Return lines of several programs, without what differs by chance."""
+    need("ip", "nft", "tc")
     done = run_in(where, lambda: subprocess.run(["sh", "-c", script], capture_output=True, check=True, text=True))
     lines = (BY_CHANCE.sub("", line).strip() for line in done.stdout.splitlines())
     return [line for line in lines if line and not line.endswith("inet6")]
@@ -104,6 +106,7 @@ def stage(scratch: ScratchCni, name: str) -> Iterator[Stage]:
             stack.callback(getattr(plugin, "stop", lambda: None))
             return plugin, {"cniVersion": "1.1.0", "name": "net", "type": f"nodeplug-{kind}", **keys}
 
+        need("ip")
         wire = "ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up"
         scratch.on_host(lambda: subprocess.run(["sh", "-c", wire], check=True))
         pod = scratch.container()

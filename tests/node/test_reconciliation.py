@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug.testing import CniRuntime, Sandbox, ScratchNode, forked
 from nodeplug.testing.folders import remove
@@ -85,7 +86,7 @@ class Place:
 
     def left(self, container: str) -> list[str]:
         """Name the rules, links and files of a container; libcni's cache is not the daemon's."""
-        rules = said("/usr/sbin/nft", "list", "ruleset")
+        rules = said("nft", "list", "ruleset")
         links = [f"{one['ifname']} {one.get('ifalias', '')}" for one in json.loads(said("ip", "-json", "link"))]
         folders = [self.node.paths.attachments, self.node.paths.run / "plugins", *map(self.root.joinpath, DATA)]
         files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
@@ -124,6 +125,7 @@ def content(path: Path) -> bytes:
 
 
 def said(*command: str) -> str:
+    need(command[0])
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -202,7 +204,7 @@ def test_after_a_reboot_nothing_is_left(place: Place) -> None:
     shutil.rmtree(sandbox.path.parent)
     cached = place.runtime.cache.path("cEnds", "eth0")
     os.utime(cached, (1.0, 1.0))
-    said("/usr/sbin/nft", "flush", "ruleset")
+    said("nft", "flush", "ruleset")
     said("ip", "link", "delete", "reconcile0")
     place.node.start()
     place.until_ended("cEnds")
@@ -211,6 +213,7 @@ def test_after_a_reboot_nothing_is_left(place: Place) -> None:
 
 def test_what_some_namespace_still_has_is_held(place: Place) -> None:
     sandbox = place.attach("cMoved")
+    need("nsenter")
     process = subprocess.Popen(["nsenter", f"--net={sandbox.path}", "sleep", "600"])
     until(lambda: Path(f"/proc/{process.pid}/ns/net").stat().st_ino == sandbox.path.stat().st_ino)
     try:

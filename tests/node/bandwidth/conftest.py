@@ -1,9 +1,8 @@
 """A container with a veth pair that another plugin made, and bandwidth for it."""
 
-import shutil
-
 import pytest
 from tests.node.bandwidth.lab import Pod
+from tests.programs import need
 
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.bandwidth.plugin import Bandwidth, BandwidthConfig
@@ -11,8 +10,7 @@ from nodeplug_net.bandwidth.plugin import Bandwidth, BandwidthConfig
 
 @pytest.fixture(autouse=True)
 def _iproute2() -> None:
-    if shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
-        pytest.skip("iproute2 is missing: apt-get install iproute2")
+    need("ip", "tc")
 
 
 @pytest.fixture

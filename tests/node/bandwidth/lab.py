@@ -53,10 +53,9 @@ class Pod:
 
     def run(self, *words: str) -> str:
         """Run a program on the host."""
-        command = [word if word != "tc" else "/usr/sbin/tc" for word in words]
         return run_in(
             self.scratch.host_netns,
-            lambda: subprocess.run(command, check=True, capture_output=True, text=True).stdout,
+            lambda: subprocess.run(words, check=True, capture_output=True, text=True).stdout,
         )
 
     def look(self) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
-from tests.node.dhcp.lab import DNSMASQ, Place, wire
+from tests.node.dhcp.lab import Place, wire
+from tests.programs import need
 
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni
@@ -15,8 +16,7 @@ Pod = Callable[[], Netns]
 
 @pytest.fixture
 def dnsmasq() -> None:
-    if not DNSMASQ.exists():
-        pytest.skip("dnsmasq is missing: apt-get install dnsmasq-base")
+    need("dnsmasq", "nsenter")
 
 
 @pytest.fixture

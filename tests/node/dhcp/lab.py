@@ -21,7 +21,6 @@ from nodeplug_net.netlink.links import Links
 
 SERVER = IPv4Address("10.99.0.1")
 FIRST = IPv4Address("10.99.0.10")
-DNSMASQ = Path("/usr/sbin/dnsmasq")
 
 
 def wire(scratch: ScratchCni, netns: Netns, ifname: str, host_end: str) -> None:
@@ -73,7 +72,7 @@ class Place:
         words += ["--user=root", "--pid-file=", "--no-ping", "--log-dhcp", "--dhcp-authoritative"]
         words += [f"--dhcp-range={FIRST},10.99.0.13,255.255.255.0,{lease}", f"--dhcp-leasefile={served.folder}/leases"]
         words += [f"--log-facility={served.folder}/log", *options]
-        command = ["nsenter", f"--net={self.netns.path}", str(DNSMASQ), *words]
+        command = ["nsenter", f"--net={self.netns.path}", "dnsmasq", *words]
         with subprocess.Popen(command) as process:
             try:
                 until(lambda: "DHCP, sockets bound" in served.log() or process.poll() is not None, found=served.log)

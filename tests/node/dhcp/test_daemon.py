@@ -1,12 +1,12 @@
 """The whole road: a bridge that asks for IPAM `nodeplug-dhcp`, a daemon that is killed, and the next one."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 
 from nodeplug.testing import CONTAINERD, CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.waiting import until
@@ -31,8 +31,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def test_a_lease_outlives_a_daemon_that_is_killed(short_path: Path, stack: ExitStack) -> None:
-    if shutil.which("busybox") is None:
-        pytest.skip("busybox is missing: apt-get install busybox-static")
+    need("busybox", "ip", "nsenter")
     host, pod, beside = (stack.enter_context(Sandbox(short_path / name)) for name in ("host", "pod", "beside"))
 
     def ip(where: Sandbox, *words: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.node.dhcp.lab import SERVER, Place, granting, serving
 from tests.node.dhcp.test_faults import NETWORK
+from tests.programs import need
 
 from nodeplug import Netns
 from nodeplug.testing import host
@@ -85,6 +86,7 @@ def test_a_lease_whose_address_a_namespace_has_is_held(
     scratch: ScratchCni, lease: Path, cached: Callable[[Path], None]
 ) -> None:
     cached(scratch.folder / "pod")
+    need("ip", "unshare")
     words = ["ip", "address", "add", f"{ADDRESS}/24", "dev", "lo"]
     with subprocess.Popen(["unshare", "--net", "sh", "-c", f"{' '.join(words)}; echo; cat"], stdin=-1, stdout=-1) as it:
         assert it.stdout is not None

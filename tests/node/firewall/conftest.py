@@ -1,10 +1,10 @@
 """A host with two bridges and the firewall of this build."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.node.firewall.lab import Lab, tell_the_way
+from tests.programs import need
 
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni
@@ -14,9 +14,7 @@ from nodeplug_net.firewall.plugin import Firewall, FirewallConfig
 
 @pytest.fixture(autouse=True)
 def _tools() -> None:
-    for tool in ("nft", "iptables"):
-        if not Path("/usr/sbin", tool).exists():
-            pytest.skip(f"{tool} is missing: apt-get install nftables iptables")
+    need("nft", "iptables")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.node.firewall.lab import Lab, records
+from tests.programs import need
 
 from nodeplug import InvalidRequest, LimitedConnectivity, NotReady, PluginError
 from nodeplug_net.firewall.plugin import Firewall, FirewallConfig
@@ -224,6 +225,7 @@ def test_gc_ends_the_isolation_of_bridges_that_are_gone_and_unused(lab: Lab) -> 
     lab.delete("d1", "other")
     lab.scratch.gc(lab.firewall, lab.config("other"), [])
     assert any("br1" in rule for rule in lab.rules())
+    need("ip")
     lab.run("ip", "link", "delete", "br1")
     lab.run("ip", "link", "delete", "br0")
     lab.scratch.gc(lab.firewall, lab.config("other"), [])
@@ -262,8 +264,7 @@ def test_firewalld_is_refused_unless_iptables_is_named(lab: Lab) -> None:
 
 
 def test_rules_of_ip_tables_are_refused(lab: Lab) -> None:
-    if subprocess.run(["which", "iptables-legacy"], capture_output=True, check=False).returncode:
-        pytest.skip("iptables-legacy is missing: apt-get install iptables")
+    need("iptables-legacy")
     try:
         lab.run("iptables-legacy", "-S", "FORWARD")
     except subprocess.CalledProcessError:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.programs import need
+
 from nodeplug import CniResult, LimitedConnectivity, Netns, NotReady
 from nodeplug.testing import host
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -111,4 +113,6 @@ class Looked:
 
 def run(netns: Netns, command: str) -> str:
     """Do something in a namespace as an administrator does."""
-    return run_in(netns, lambda: subprocess.run(command.split(), check=True, capture_output=True, text=True).stdout)
+    words = command.split()
+    need(words[0])
+    return run_in(netns, lambda: subprocess.run(words, check=True, capture_output=True, text=True).stdout)

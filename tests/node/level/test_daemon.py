@@ -10,6 +10,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 
 from nodeplug.testing import CONTAINERD, CniError, CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.scratch_cni import run_in
@@ -38,6 +39,7 @@ def start(short_path: Path, host: Sandbox) -> Iterator[Start]:
 
     def begin(toml: str) -> ScratchNode:
         (short_path / "n").mkdir()
+        need("nsenter")
         within = ["nsenter", f"--net={host.path}"]
         one = ScratchNode(short_path / "n", toml, supervisor='listen = "127.0.0.1:9091"', within=within)
         made.append(one)
@@ -53,9 +55,9 @@ def start(short_path: Path, host: Sandbox) -> Iterator[Start]:
 
 
 def run(host: Sandbox, command: str) -> str:
-    return run_in(
-        host.netns, lambda: subprocess.run(command.split(), check=True, capture_output=True, text=True).stdout
-    )
+    words = command.split()
+    need(words[0])
+    return run_in(host.netns, lambda: subprocess.run(words, check=True, capture_output=True, text=True).stdout)
 
 
 def get(host: Sandbox, path: str) -> tuple[int, str]:

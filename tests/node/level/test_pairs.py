@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import CniResult, Netns, NotReady
 from nodeplug.testing import host
@@ -63,6 +64,7 @@ class Node:
         return netns, self.scratch.add(self.made[-1], self.network, container, netns)
 
     def delete_link(self) -> None:
+        need("ip")
         self.scratch.on_host(lambda: subprocess.run(["ip", "link", "delete", VETH], check=True))
 
 
@@ -126,4 +128,5 @@ def test_what_a_runtime_deletes_is_no_loss(node: Node) -> None:
 
 
 def _links() -> str:
+    need("ip")
     return subprocess.run(["ip", "-o", "link"], check=True, capture_output=True, text=True).stdout

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import CniResult, LimitedConnectivity, Netns, NotReady
 from nodeplug.testing import host
@@ -60,6 +61,7 @@ class Node:
 
     def run(self, *words: str) -> str:
         """Do something on the host as an administrator does."""
+        need(words[0])
         return self.scratch.on_host(lambda: subprocess.run(words, check=True, capture_output=True, text=True).stdout)
 
     def add(self, container: str = "c1") -> tuple[Netns, CniResult]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.node.portmap.lab import mapping
+from tests.programs import need
 
 from nodeplug import NotReady
 from nodeplug.testing import host
@@ -53,7 +54,9 @@ def test_flushed_rules_come_back_when_the_kernel_tells_of_it(
     result = scratch.add(bridge, config(), "c1", netns)
     asked = {"cniVersion": "1.1.0", "name": "net", "type": f"nodeplug-{name}", **KEYS[name]}
     scratch.add(plugin, asked, "c1", netns, prev_result=result)
-    scratch.on_host(lambda: subprocess.run(damage.split(), check=True))
+    words = damage.split()
+    need(words[0])
+    scratch.on_host(lambda: subprocess.run(words, check=True))
     until(lambda: [one.value for one in plugin.metrics()[1].samples] == [1.0], found=lambda: str(told))
     scratch.check(plugin, asked, "c1", netns, result)
     until(lambda: told[-1:] == [""], found=lambda: str(told))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import CniDns, CniInterface, Exhausted, InvalidEnvironment, InvalidRequest, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -40,6 +41,7 @@ def flat(**keys: Any) -> dict[str, Any]:
 
 
 def described(netns: Netns, name: str = "eth0") -> dict[str, Any]:
+    need("ip")
     words = ["ip", "-d", "-j", "link", "show", name]
     done = run_in(netns, lambda: subprocess.run(words, capture_output=True, check=True, text=True))
     return dict(json.loads(done.stdout)[0]["linkinfo"])
@@ -78,6 +80,8 @@ def test_the_kernel_has_what_is_asked(
 def test_a_program_in_the_container_reads_what_is_sent_through_it(scratch: ScratchCni, tap: Tap) -> None:
     netns = scratch.container()
     scratch.add(tap, network(), "c1", netns)
+
+    need("ping")
 
     def read() -> bytes:
         descriptor = os.open("/dev/net/tun", os.O_RDWR)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.node.portmap.lab import mapping
+from tests.programs import need
 
 from nodeplug.testing import CONTAINERD, CniError, CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.scratch_cni import run_in
@@ -37,6 +38,7 @@ def host(sandbox: Make) -> Sandbox:
 @pytest.fixture
 def node(short_path: Path, host: Sandbox) -> Iterator[ScratchNode]:
     (short_path / "n").mkdir()
+    need("nsenter")
     one = ScratchNode(short_path / "n", TOML, within=["nsenter", f"--net={host.path}"])
     one.start()
     assert one.run("install").returncode == 0

@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 from tests.node.portmap.lab import Lab, mapping
+from tests.programs import need
 
 OURS = [f"nodeplug net {container} eth0" for container in ("c1", "c2")]
 
@@ -14,7 +15,8 @@ def record_of(lab: Lab, container: str) -> Path:
 
 
 def flush(lab: Lab) -> None:
-    lab.scratch.on_host(lambda: subprocess.run(["/usr/sbin/nft", "flush", "ruleset"], check=True))
+    need("nft")
+    lab.scratch.on_host(lambda: subprocess.run(["nft", "flush", "ruleset"], check=True))
 
 
 def reserved(lab: Lab) -> list[str]:

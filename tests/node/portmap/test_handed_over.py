@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.node.portmap.lab import mapping
+from tests.programs import need
 
 from nodeplug.testing import CONTAINERD, CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.scratch_cni import run_in
@@ -57,6 +58,7 @@ def host(sandbox: Make) -> Sandbox:
 def node(short_path: Path, host: Sandbox, request: pytest.FixtureRequest) -> Iterator[ScratchNode]:
     (short_path / "n").mkdir()
     toml = f'[plugins.bridge]\n[plugins.portmap]\nisolation = "{request.param}"\n'
+    need("nsenter")
     one = ScratchNode(short_path / "n", toml, within=["nsenter", f"--net={host.path}"])
     one.start()
     assert one.run("install").returncode == 0

@@ -5,6 +5,7 @@ import subprocess
 import pytest
 from tests.node.outside import HOST
 from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, mapping, serve
+from tests.programs import need
 
 from nodeplug.testing.scratch_cni import run_in
 
@@ -87,6 +88,7 @@ def test_with_masq_all_the_container_sees_the_host_as_the_sender(lab: Lab) -> No
 def test_who_asks_the_container_itself_keeps_its_address(lab: Lab) -> None:
     lab.add("c1", mapping(80), masqAll=True)
     lab.serve("c1")
+    need("ip")
     run_in(lab.outside, lambda: subprocess.run(["ip", "route", "add", "10.88.0.0/16", "via", HOST[4]], check=True))
     assert lab.ask(lab.outside, 80) == "c1 10.88.0.1"
     address = lab.results["c1"].ips[0].address.ip

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.node.outside import HOST
 from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, mapping, serve
+from tests.programs import need
 
 from nodeplug import InvalidRequest, PluginError, TryAgain
 from nodeplug.testing.scratch_cni import run_in
@@ -18,6 +19,7 @@ from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
 
 
 def nft(lab: Lab, *words: str) -> str:
+    need("nft", "nsenter")
     command = ["nsenter", f"--net={lab.scratch.host_netns.path}", "nft", *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -213,6 +215,7 @@ def owned_by_another_program(lab: Lab, element: str) -> Iterator[None]:
     nft(lab, "flush", "ruleset")
     kind = "type inet_proto . inet_service : ipv4_addr . inet_service;"
     script = f"add table inet nodeplug_portmap {{ flags owner; map any4 {{ {kind} elements = {{ {element} }}; }}; }}\n"
+    need("nft", "nsenter")
     command = ["nsenter", f"--net={lab.scratch.host_netns.path}", "nft", "-i"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as owner:
         assert owner.stdin is not None

@@ -1,9 +1,8 @@
 """A container with two interfaces: eth0, where the default route leads, and net1, which sbr is for."""
 
-import shutil
-
 import pytest
 from tests.node.sbr.lab import FOUR, SIX, Pod
+from tests.programs import need
 
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.sbr.plugin import Sbr, SbrConfig
@@ -11,8 +10,7 @@ from nodeplug_net.sbr.plugin import Sbr, SbrConfig
 
 @pytest.fixture(autouse=True)
 def _iproute2() -> None:
-    if shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
-        pytest.skip("iproute2 is missing: apt-get install iproute2")
+    need("ip")
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
 """A container with two interfaces that other plugins made."""
 
-import shutil
-
 import pytest
 from tests.node.vrf.lab import Pod
+from tests.programs import need
 
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.vrf.plugin import Vrf, VrfPluginConfig
@@ -11,8 +10,7 @@ from nodeplug_net.vrf.plugin import Vrf, VrfPluginConfig
 
 @pytest.fixture(autouse=True)
 def _iproute2() -> None:
-    if shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
-        pytest.skip("iproute2 is missing: apt-get install iproute2")
+    need("ip")
 
 
 @pytest.fixture
