@@ -36,7 +36,6 @@ PACKAGES: Mapping[str, str] = {
     "etcd": "etcd-server",
     "findmnt": "util-linux",
     "fsfreeze": "util-linux",
-    "fusermount3": "fuse3",
     "gcc": "gcc libc6-dev",
     "git": "git",
     "ip": "iproute2",

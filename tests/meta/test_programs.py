@@ -1,0 +1,77 @@
+"""The guard of programs: what a test executes it has declared, and without that program it is skipped."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.programs import PACKAGES
+
+ROOT = Path(__file__).parents[2]
+PLAYED = """
+import subprocess
+import pytest
+from tests.programs import need
+
+@pytest.fixture(scope="module")
+def mounted():
+    need("findmnt")
+    subprocess.run(["findmnt", "/"], check=True)
+
+def test_declares_by_its_fixture(mounted): pass
+def test_uses_the_fixture_as_well(mounted): subprocess.run(["findmnt", "/"], check=True)
+def test_declares_where_it_executes(): need("findmnt"); subprocess.run(["findmnt", "/"], check=True)
+@pytest.mark.programs("findmnt")
+def test_declares_by_a_mark(): subprocess.run(["findmnt", "/"], check=True)
+def test_declares_nothing(): subprocess.run(["/usr/bin/findmnt", "/"], check=False)
+def test_declares_nothing_for_a_grandchild(): subprocess.run(["sh", "-c", "findmnt /; true"], check=True)
+def test_executes_what_every_machine_has(): subprocess.run(["sh", "-c", "cat /dev/null"], check=True)
+"""
+pytestmark = [pytest.mark.node, pytest.mark.programs("findmnt")]
+
+
+def play(folder: Path, *options: str) -> str:
+    """Run the tests above with the rules of this project; return what pytest says of each."""
+    path = folder / "test_played.py"
+    path.write_text(PLAYED)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), str(path)]
+    environment = {name: value for name, value in os.environ.items() if name != "NODEPLUG_CI"}
+    options = ("-v", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *options)
+    return subprocess.run(
+        [*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    ).stdout
+
+
+def outcomes(said: str) -> dict[str, str]:
+    """Return the last outcome of each test."""
+    return dict(re.findall(r"::test_(\w+) (PASSED|SKIPPED|FAILED|ERROR)", said))
+
+
+def test_a_test_fails_that_executes_what_it_has_not_declared(tmp_path: Path) -> None:
+    said = play(tmp_path)
+    assert outcomes(said) == {
+        "declares_by_its_fixture": "PASSED",
+        "uses_the_fixture_as_well": "PASSED",
+        "declares_where_it_executes": "PASSED",
+        "declares_by_a_mark": "PASSED",
+        "declares_nothing": "ERROR",
+        "declares_nothing_for_a_grandchild": "ERROR",
+        "executes_what_every_machine_has": "PASSED",
+    }, said
+    assert "declares_nothing executes /usr/bin/findmnt, which neither it nor a fixture of it declares" in said
+
+
+def test_a_test_is_skipped_without_what_it_declares(tmp_path: Path) -> None:
+    said = play(tmp_path, "--without", "findmnt")
+    skipped = [name for name, outcome in outcomes(said).items() if outcome == "SKIPPED"]
+    assert len(skipped) == 4, said
+    assert "needs findmnt: apt-get install util-linux" in said
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/usr/bin/findmnt'" in said
+
+
+def test_continuous_integration_installs_the_package_of_every_program() -> None:
+    listed = {line.partition("#")[0].strip() for line in (ROOT / ".ci/debian-packages").read_text().splitlines()}
+    essential = {"mount", "util-linux", "make", "git", "openssl", "procps", "mawk", "e2fsprogs", "kubernetes-client"}
+    assert {package for packages in PACKAGES.values() for package in packages.split()} - listed - essential == set()

@@ -1,0 +1,54 @@
+"""Every test and every target of make is run by something, and the table in docs/contributing.md says by what."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.suites import SUITES
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE)
+ROWS = re.findall(r"^\| (`make .*?) \| (.*?) \| (.*?) \|$", (ROOT / "docs/contributing.md").read_text(), re.MULTILINE)
+
+
+def script(name: str) -> str:
+    return (ROOT / ".ci" / name).read_text()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_table_names_every_target_once(target: str) -> None:
+    assert [commands for commands, _, _ in ROWS if f"`make {target}`" in commands] != []
+    assert "".join(commands for commands, _, _ in ROWS).count(f"`make {target}`") == 1
+
+
+@pytest.mark.parametrize("target", ["setup", "lint", "demo", "image", "consumers", "quick", "whole", "real", "bench"])
+def test_ci_runs_what_the_table_says_it_runs(target: str) -> None:
+    assert re.search(rf"\bmake {target}\b", script("run"))
+
+
+@pytest.mark.parametrize("target", ["soak", "matrix", "emulated", "bench", "wheels", "docs", "proto", "prebuilt"])
+def test_the_nightly_runs_what_the_table_says_it_runs(target: str) -> None:
+    assert re.search(rf"^for target in .*\b{target}\b", script("nightly"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", ["kubelet", "python"])
+def test_the_matrix_makes_what_the_table_says_it_makes(target: str) -> None:
+    assert re.search(rf"^make .*\b{target}\b", script("matrix"), re.MULTILINE)
+
+
+def test_every_suite_is_chosen_by_a_command() -> None:
+    chosen = MAKEFILE + script("matrix")
+    assert [suite for suite in SUITES if not re.search(rf"-m (\"[^\"]*\b)?{suite}\b", chosen)] == []
+
+
+def test_every_test_of_a_kind_of_link_is_in_what_the_emulated_kernel_runs() -> None:
+    """This is the only kernel that has them all, so a test elsewhere could be skipped everywhere."""
+    (emulated,) = re.findall(r'^EMULATED="(.*?)"', script("emulated"), re.MULTILINE | re.DOTALL)
+    using = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"mark\.link_kind|\bneed_kind\(", path.read_text()) and path != Path(__file__)
+    ]
+    assert using != []
+    assert [path for path in using if not path.startswith(tuple(emulated.split()))] == []
