@@ -99,6 +99,7 @@ docs: $(STAMP) ## Fill the generated parts of the pages from the code
 	$(RUN)/python docs/generate.py
 
 wheels: $(STAMP) ## Build the wheels into dist: the plain one, and one with compiled entrypoints per kind of machine
+	$(RUN)/python deploy/platform_wheel.py check
 	$(RUN)/python -m hatchling build -d dist
 	for machine in x86_64 aarch64; do NODEPLUG_WHEEL_MACHINE=$$machine $(RUN)/python -m hatchling build -t wheel -d dist || exit; done
 	rm -rf dist/prebuilt

@@ -9,7 +9,9 @@ Refuses: to pack a program whose sha256 is not in `bin/prebuilt.sha256`, which i
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +32,11 @@ PLACE: Final = "share/nodeplug/bin/prebuilt"
 LIST: Final = "prebuilt.sha256"
 
 
+def compiler_of(machine: str) -> list[str]:
+    """Return the words that begin a compiler's command line for a machine of `COMPILERS`."""
+    return shlex.split(os.environ.get(f"CC_{machine.upper()}", COMPILERS[machine]))
+
+
 def compile_program(sources: Path, machine: str, style: str, made: Path) -> str:
     """Compile one program for the default paths; return its sha256.
 
@@ -42,8 +49,8 @@ def compile_program(sources: Path, machine: str, style: str, made: Path) -> str:
     Raises:
         OSError, subprocess.CalledProcessError: the compiler is missing, or fails.
     """
-    compiler = shlex.split(os.environ.get(f"CC_{machine.upper()}", COMPILERS[machine]))
-    what = [f"-DFLEX={int(style == 'flex')}", "nodeplug-entrypoint.c", "-o", str(made)]
+    compiler = compiler_of(machine)
+    what = [f"-DFLEX={int(style == 'flex')}", "nodeplug-entrypoint.c", "-o", str(made.absolute())]
     subprocess.run([*compiler, *OPTIONS.split(), *what], cwd=sources, check=True)
     return hashlib.sha256(made.read_bytes()).hexdigest()
 
@@ -85,8 +92,25 @@ class EntrypointsHook(BuildHookInterface[Any]):
         build_data["tag"] = f"py3-none-manylinux2014_{machine}.musllinux_1_1_{machine}"
 
 
+def refuse_without_compilers() -> None:
+    """Refuse a machine that cannot compile every program.
+
+    Raises:
+        SystemExit: a compiler is missing; the message says which.
+    """
+    missing = [one for one in (compiler_of(machine)[0] for machine in COMPILERS) if shutil.which(one) is None]
+    if missing:
+        raise SystemExit(
+            f"the compiled entrypoints need {' and '.join(missing)}; on Debian 12: apt-get install gcc libc6-dev "
+            "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+        )
+
+
 def main() -> None:
-    """Compile every program, and list what came out."""
+    """Compile every program, and list what came out; with the word `check`, only look for the compilers."""
+    refuse_without_compilers()
+    if sys.argv[1:] == ["check"]:
+        return
     sources = Path(__file__).parents[1] / "bin"
     lines = []
     with tempfile.TemporaryDirectory() as folder:
