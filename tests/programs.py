@@ -12,9 +12,11 @@ import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fanotify import Executions
@@ -84,8 +86,10 @@ BROUGHT: Mapping[str, Sequence[str]] = {
     "gcc": ("as", "ld"),
 }
 """What a declared program executes itself, from a package that its own depends on."""
-OPTIONAL = ("getopt", "ldconfig", "lsb_release")
-"""What Python and pip ask where it is there, and do without elsewhere."""
+OPTIONAL = ("getopt", "ldconfig", "lsb_release", "cc", "gcc", "as", "ld")
+"""What is executed where it is there, and done without elsewhere: by Python, by pip, and by `nodeplug install`."""
+COMPILERS = frozenset({"cc", "gcc"})
+"""Of these, what a test that executes it itself declares all the same."""
 _DECLARED = pytest.StashKey[set[str]]()
 _FOLDERS = tuple(dict.fromkeys(str(Path(folder).resolve()) for folder in SYSTEM.split(":")))
 
@@ -108,16 +112,23 @@ class Programs:
         self._setting_up: list[str] = []
         self._item: pytest.Item | None = None
         self._executions: Executions | None = None
+        self._compilers: set[str] = set()
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen":
+            called = os.path.basename(os.fsdecode(arguments[0] or arguments[1][0]))  # noqa: PTH119 - may be bytes
+            self._compilers |= COMPILERS & {called}
 
     def watch(self) -> None:
         """Report executions from now on, in this process's mount namespace."""
         self._executions = Executions(_FOLDERS)
 
     def declare(self, names: Iterable[str]) -> None:
-        """Note programs for the fixture that is being set up, else for the test that runs."""
+        """Note programs for the test that runs, and for every test that uses the fixture that is being set up."""
         if self._setting_up:
             self._by_fixture.setdefault(self._setting_up[-1], set()).update(names)
-        elif self._item is not None:
+        if self._item is not None:
             self._item.stash.setdefault(_DECLARED, set()).update(names)
 
     @pytest.hookimpl(wrapper=True)
@@ -147,7 +158,8 @@ class Programs:
             declared = set(item.stash.get(_DECLARED, ()))
             declared.update(*(self._by_fixture.get(_key(one), ()) for one in fixtures))
             self._note(item, declared, executed)
-            undeclared = executed - _resolved(declared)
+            undeclared = (executed - _resolved(declared)) | (self._compilers - declared)
+            self._compilers = set()
             assert not undeclared, (
                 f"{item.nodeid} executes {', '.join(sorted(undeclared))}, "
                 "which neither it nor a fixture of it declares: see tests/programs.py"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.node.bandwidth.lab import BOTH, EGRESS, INGRESS, Pod
+from tests.programs import need
 
 from nodeplug.testing.scratch_cni import run_in
 
@@ -76,6 +77,7 @@ def is_limited(count: int) -> bool:
 @pytest.mark.parametrize("keys", [BOTH, {}])
 def test_a_small_exchange_is_not_disturbed(pod: Pod, keys: dict[str, Any]) -> None:
     pod.add(**keys)
+    need("ping")
     pod.run("ping", "-c", "1", "-W", "5", POD)
     pod.run("ping", "-c", "1", "-W", "5", SIX_POD)
 
@@ -115,6 +117,7 @@ def test_subnets_are_told_apart_in_both_directions(pod: Pod, subnets: dict[str, 
 def test_a_burst_that_is_smaller_than_a_packet_lets_packets_pass(pod: Pod) -> None:
     keys: dict[str, Any] = {key: 8_000_000 if key.endswith("Rate") else 8_000 for key in SLOW}
     pod.add(**keys)
+    need("ping")
     pod.run("ping", "-c", "1", "-W", "5", "-s", "1400", POD)
     pod.check(**keys)
 
