@@ -57,7 +57,7 @@ def test_a_lease_outlives_a_daemon_that_is_killed(short_path: Path, stack: ExitS
         return log.read_text().count("sending ACK")
 
     (short_path / "n").mkdir()
-    with ScratchNode(short_path / "n", "[plugins.bridge]\n[plugins.dhcp]\n") as node:
+    with ScratchNode(short_path / "n", "[plugins.bridge]\n[plugins.dhcp]\n", fork=True) as node:
         assert node.run("install").returncode == 0
         document = {"cniVersion": "1.1.0", "name": "net", "plugins": [NETWORK]}
         runtime = CniRuntime(document, [node.paths.cni_bin], style=CONTAINERD)

@@ -39,11 +39,9 @@ def start(short_path: Path, host: Sandbox) -> Iterator[Start]:
 
     def begin(toml: str) -> ScratchNode:
         (short_path / "n").mkdir()
-        need("nsenter")
-        within = ["nsenter", f"--net={host.path}"]
-        one = ScratchNode(short_path / "n", toml, supervisor='listen = "127.0.0.1:9091"', within=within)
+        one = ScratchNode(short_path / "n", toml, supervisor='listen = "127.0.0.1:9091"', fork=True)
         made.append(one)
-        one.start()
+        run_in(host.netns, one.start)
         assert one.run("install").returncode == 0
         return one
 
@@ -134,7 +132,7 @@ def test_a_killed_daemon_knows_its_containers_again_and_tells_what_they_lost(
     runtime = attach(node, host, pod, short_path / "addresses")
     os.kill(int(node.status()["pid"]), signal.SIGKILL)
     node.kill()
-    node.start()
+    run_in(host.netns, node.start)
     run(host, "nft flush set inet nodeplug_masquerade net_10.88.0.0/24")
     until(lambda: metric(get(host, "/metrics")[1], "nodeplug_net_restored").endswith(" 1.0"))
     with host.netns.entered():

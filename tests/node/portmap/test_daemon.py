@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from tests.node.portmap.lab import mapping
-from tests.programs import need
 
 from nodeplug.testing import CONTAINERD, CniError, CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.scratch_cni import run_in
@@ -38,9 +37,8 @@ def host(sandbox: Make) -> Sandbox:
 @pytest.fixture
 def node(short_path: Path, host: Sandbox) -> Iterator[ScratchNode]:
     (short_path / "n").mkdir()
-    need("nsenter")
-    one = ScratchNode(short_path / "n", TOML, within=["nsenter", f"--net={host.path}"])
-    one.start()
+    one = ScratchNode(short_path / "n", TOML, fork=True)
+    run_in(host.netns, one.start)
     assert one.run("install").returncode == 0
     yield one
     with suppress(Exception):
@@ -100,7 +98,7 @@ def test_ports_are_reserved_again_after_the_daemon_was_killed(
     add(host, runtime, sandbox("p1"))
     node.kill()
     assert not taken(host)
-    node.start()
+    run_in(host.netns, node.start)
     assert taken(host)
 
 

@@ -58,9 +58,8 @@ def host(sandbox: Make) -> Sandbox:
 def node(short_path: Path, host: Sandbox, request: pytest.FixtureRequest) -> Iterator[ScratchNode]:
     (short_path / "n").mkdir()
     toml = f'[plugins.bridge]\n[plugins.portmap]\nisolation = "{request.param}"\n'
-    need("nsenter")
-    one = ScratchNode(short_path / "n", toml, within=["nsenter", f"--net={host.path}"])
-    one.start()
+    one = ScratchNode(short_path / "n", toml, fork=True)
+    run_in(host.netns, one.start)
     assert one.run("install").returncode == 0
     yield one
     with suppress(Exception):
@@ -92,6 +91,7 @@ def pod(node: ScratchNode, host: Sandbox, sandbox: Make, short_path: Path) -> Ca
 @contextmanager
 def probing(host: Sandbox) -> Iterator[list[int]]:
     """Try to get the port all the time, in another process; in the end, say how often and with what success."""
+    need("nsenter")
     command = ["nsenter", f"--net={host.path}", sys.executable, "-c", PROBE]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     found: list[int] = []
