@@ -9,6 +9,7 @@ from ipaddress import ip_interface
 from typing import Any, TypeVar
 
 import pytest
+from tests.programs import need
 
 from nodeplug import CniRoute, LimitedConnectivity, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -63,6 +64,7 @@ def remove_default_route(netns: Netns) -> None:
 
 
 def drop_route() -> None:
+    need("ip")
     subprocess.run(["ip", "route", "del", "10.88.0.0/24"], check=True)
 
 

@@ -2,20 +2,20 @@
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeplug.testing import Sandbox, ScratchNode
+from nodeplug.testing.waiting import until
 
 SUPERVISOR = 'listen = ""\ninstall = true'
 
 
 @pytest.fixture
 def node(short_path: Path) -> Iterator[ScratchNode]:
-    with ScratchNode(short_path, "[plugins.bridge]\n", supervisor=SUPERVISOR) as made:
+    with ScratchNode(short_path, "[plugins.bridge]\n", supervisor=SUPERVISOR, fork=True) as made:
         yield made
 
 
@@ -40,6 +40,7 @@ def attach(node: ScratchNode, container: str, sandbox: Sandbox) -> None:
         "CNI_PATH": str(node.paths.cni_bin),
     }
     program = node.paths.cni_bin / "nodeplug-bridge"
+    until(program.exists)  # the daemon installs it beside what it serves already
     done = subprocess.run([program], env=env, input=json.dumps(config).encode(), capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -55,10 +56,7 @@ def recorded(node: ScratchNode) -> set[str]:
 
 
 def until_held_by(node: ScratchNode, *containers: str) -> None:
-    end = time.monotonic() + 60
-    while (held := holders(node), recorded(node)) != (set(containers), set(containers)):
-        assert time.monotonic() < end, held
-        time.sleep(0.2)
+    until(lambda: (holders(node), recorded(node)) == (set(containers), set(containers)), found=lambda: holders(node))
 
 
 def test_addresses_come_back_when_a_namespace_ends_without_a_del(node: ScratchNode, short_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 
 pytestmark = pytest.mark.unprivileged
 
@@ -78,6 +79,7 @@ def test_a_name_that_two_distributions_bring_is_listed_once(site: Site) -> None:
 
 
 def test_what_the_kernel_refuses_is_one_sentence() -> None:
+    need("setpriv")
     drop = ["setpriv", "--bounding-set=-net_admin"] if os.geteuid() == 0 else []
     command = [sys.executable, "-m", "nodeplug", "net", "to-reference"]
     done = subprocess.run([*drop, *command], capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 
 import nodeplug.testing
 from nodeplug import Pod, unmount
@@ -45,6 +46,7 @@ def test_the_example_of_the_cni_runtime_runs(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_flexvolume_caller_runs(tmp_path: Path, kubelet_root: Path) -> None:
+    need("mount")
     executable(tmp_path / "plugins" / "acme~disk" / "disk", DRIVER)
     names = {**PUBLIC, "plugin_dir": tmp_path / "plugins", "kubelet_root": kubelet_root, "pod": Pod(uid="1-2")}
     exec(BLOCKS[1], names)
