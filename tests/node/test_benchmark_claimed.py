@@ -1,7 +1,11 @@
 """The measure of cards by claims, with few of them: it runs, and names every figure of its table."""
 
+import pytest
+
 from bench import report
 from bench.claimed import measure
+
+pytestmark = pytest.mark.whole
 
 
 def test_every_figure_of_the_table_is_measured() -> None:

@@ -27,7 +27,7 @@ ASKED = {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "t
 @pytest.fixture(scope="module")
 def node() -> Iterator[ScratchNode]:
     toml = "".join(f"[plugins.{name}]\n" for name in PLUGINS)
-    with TemporaryDirectory(prefix="np-", dir="/tmp") as root, ScratchNode(Path(root), toml) as made:
+    with TemporaryDirectory(prefix="np-", dir="/tmp") as root, ScratchNode(Path(root), toml, fork=True) as made:
         assert made.run("install").returncode == 0
         yield made
 

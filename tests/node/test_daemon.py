@@ -68,7 +68,7 @@ def node(tmp_path: Path) -> Iterator[Callable[..., ScratchNode]]:
 
     def make(plugins: str = "", **more: Any) -> ScratchNode:
         env = {"PYTHONPATH": str(tmp_path), **more.pop("env", {})}
-        nodes.append(ScratchNode(root, plugins, env=env, **more))
+        nodes.append(ScratchNode(root, plugins, env=env, **{"fork": True, **more}))
         return nodes[-1]
 
     yield make

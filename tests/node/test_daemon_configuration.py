@@ -53,7 +53,7 @@ def node(tmp_path: Path) -> Iterator[Callable[..., ScratchNode]]:
     nodes: list[ScratchNode] = []
 
     def make(plugins: str = "", supervisor: str = 'listen = ""', **drop_ins: str) -> ScratchNode:
-        nodes.append(ScratchNode(root, plugins, supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)}))
+        nodes.append(ScratchNode(root, plugins, supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)}, fork=True))
         for name, text in drop_ins.items():
             drop_in(nodes[-1], name, text)
         nodes[-1].start()

@@ -67,7 +67,7 @@ class Slow:
     def __init__(self, root: Path, modules: Path) -> None:
         (modules / "slow.py").write_text(PLUGIN)
         self.folder = modules
-        self.node = ScratchNode(root, self._section("old"), env={"PYTHONPATH": str(modules)})
+        self.node = ScratchNode(root, self._section("old"), env={"PYTHONPATH": str(modules)}, fork=True)
 
     def _section(self, mark: str) -> str:
         return f'[plugins.slow]\nuses = "slow:Plugin"\nconfig = {{ folder = "{self.folder}", mark = "{mark}" }}\n'
@@ -166,7 +166,7 @@ def test_kubelet_sees_no_end_of_a_stream_while_the_daemon_reloads(short_path: Pa
         return f'[plugins.hostdev.config]\nresources = [{{ resource = "example.com/a", groups = [{group}] }}]\n'
 
     async def story() -> None:
-        scratch = ScratchNode(short_path, plugins(1))
+        scratch = ScratchNode(short_path, plugins(1), fork=True)
         async with Kubelet(scratch.paths.device_plugins.parent) as kubelet:
             with scratch:
                 await kubelet.until_allocatable("example.com/a", 1)

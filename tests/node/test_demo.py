@@ -37,6 +37,7 @@ def test_it_ends_well_as_root_and_leaves_nothing() -> None:
     until(lambda: not set(Path("/tmp").glob("nodeplug-demo-*")) - before, 120)
 
 
+@pytest.mark.whole
 def test_it_ends_well_as_an_ordinary_user(other_user: Any) -> None:
     if subprocess.run([*other_user.prefix, "unshare", "-Urnm", "true"], check=False).returncode:
         pytest.skip("needs user namespaces for ordinary users")
@@ -45,6 +46,7 @@ def test_it_ends_well_as_an_ordinary_user(other_user: Any) -> None:
     assert "✓ nothing is left" in done.stdout
 
 
+@pytest.mark.whole
 def test_addresses_of_the_machine_s_own_networks_are_not_its_business(other_user: Any) -> None:
     """The pools of a node are root's, and `--root` does not move them."""
     if subprocess.run([*other_user.prefix, "unshare", "-Urnm", "true"], check=False).returncode:
@@ -56,6 +58,7 @@ def test_addresses_of_the_machine_s_own_networks_are_not_its_business(other_user
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_two_pods_share_a_card_and_a_third_is_refused_with_the_numbers(printed: str) -> None:
     shared = re.findall(r"^ +(\w+) gets (\d) of 8 units of (GPU-\S+)$", printed, re.MULTILINE)
     assert [(pod, units) for pod, units, _ in shared] == [("trainer", "5"), ("server", "2")]
@@ -67,6 +70,7 @@ def test_two_pods_share_a_card_and_a_third_is_refused_with_the_numbers(printed: 
     assert "\x1b" not in printed
 
 
+@pytest.mark.whole
 def test_the_readme_shows_what_it_prints(printed: str) -> None:
     shown = (Path(__file__).parents[2] / "README.md").read_text()
     steps = [line.split()[1] for line in printed.splitlines() if line.startswith("✓")]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.programs import need
 
 from nodeplug.testing import namespaces
@@ -12,6 +13,7 @@ from nodeplug.testing import namespaces
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
+@pytest.mark.whole
 def test_the_documented_test_file_passes_on_a_node_of_its_own(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
     need("unshare")

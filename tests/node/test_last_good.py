@@ -57,7 +57,7 @@ def node(tmp_path: Path) -> Iterator[Callable[..., ScratchNode]]:
     nodes: list[ScratchNode] = []
 
     def make(plugins: str) -> ScratchNode:
-        nodes.append(ScratchNode(root, plugins, supervisor='listen = ""', env={"PYTHONPATH": str(tmp_path)}))
+        nodes.append(ScratchNode(root, plugins, supervisor='listen = ""', env={"PYTHONPATH": str(tmp_path)}, fork=True))
         return nodes[-1]
 
     yield make

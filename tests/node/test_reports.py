@@ -57,7 +57,9 @@ def node(short_path: Path, tmp_path: Path) -> Iterator[Callable[..., ScratchNode
     nodes: list[ScratchNode] = []
 
     def start(plugins: str, supervisor: str = 'listen = ""') -> ScratchNode:
-        nodes.append(ScratchNode(short_path, plugins, supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)}))
+        nodes.append(
+            ScratchNode(short_path, plugins, supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)}, fork=True)
+        )
         nodes[-1].start()
         return nodes[-1]
 

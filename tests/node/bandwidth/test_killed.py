@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 
+import pytest
 from tests.node import killing
 from tests.node.bandwidth.lab import BOTH, Pod, conf
 
@@ -14,6 +15,7 @@ def every_step(pod: Pod, verb: str, least: int, prepare: Callable[[], object] = 
     return killing.every_step("tests.node.bandwidth.killed", words, least=least, prepare=prepare)
 
 
+@pytest.mark.whole
 def test_after_a_kill_within_an_add_del_leaves_nothing(pod: Pod) -> None:
     for _ in every_step(pod, "add", 7):
         pod.delete(**BOTH)

@@ -33,7 +33,7 @@ def is_settled(server: Server) -> bool:
     return dhcp.REQUEST not in kinds or dhcp.RELEASE in kinds[kinds.index(dhcp.REQUEST) :]
 
 
-@pytest.mark.parametrize("with_namespace", [True, False])
+@pytest.mark.parametrize("with_namespace", [True, pytest.param(False, marks=pytest.mark.whole)])
 def test_nothing_is_left_of_an_add_that_was_killed(
     scratch: ScratchCni, place: Place, pod: Pod, with_namespace: bool
 ) -> None:
@@ -51,6 +51,7 @@ def test_nothing_is_left_of_an_add_that_was_killed(
     assert records(scratch) == []
 
 
+@pytest.mark.whole
 def test_nothing_is_left_of_a_del_that_was_killed(scratch: ScratchCni, place: Place, pod: Pod) -> None:
     netns = pod()
 
@@ -70,6 +71,7 @@ def test_nothing_is_left_of_a_del_that_was_killed(scratch: ScratchCni, place: Pl
     assert records(scratch) == []
 
 
+@pytest.mark.whole
 def test_a_gc_that_was_killed_gives_back_what_is_not_valid_and_nothing_else(
     scratch: ScratchCni, place: Place, pod: Pod
 ) -> None:

@@ -75,6 +75,7 @@ def gone(scratch: ScratchCni) -> bool:
     return accepted(scratch) == [] and [one["data"]["label"] for one in records(scratch)] == ["nodeplug net c9 eth0"]
 
 
+@pytest.mark.whole
 def test_what_an_add_left_is_whole_or_gone_for_the_next_daemon_and_ended_by_del(
     scratch: ScratchCni, whole: Rules
 ) -> None:

@@ -54,7 +54,7 @@ def host(sandbox: Make) -> Sandbox:
     return sandbox("host")
 
 
-@pytest.fixture(params=["thread", "process"])
+@pytest.fixture(params=[pytest.param("thread", marks=pytest.mark.whole), "process"])
 def node(short_path: Path, host: Sandbox, request: pytest.FixtureRequest) -> Iterator[ScratchNode]:
     (short_path / "n").mkdir()
     toml = f'[plugins.bridge]\n[plugins.portmap]\nisolation = "{request.param}"\n'

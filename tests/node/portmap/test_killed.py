@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.node import killing
 from tests.node.portmap.killed import RESULT
 from tests.node.portmap.lab import NETFILTER, mapping
@@ -71,6 +72,7 @@ def records(scratch: ScratchCni) -> list[Path]:
     return list((scratch.host.run_dir / "ports").glob("*.json"))
 
 
+@pytest.mark.whole
 def test_what_an_add_left_is_whole_or_gone_for_the_next_daemon_and_ended_by_del(scratch: ScratchCni) -> None:
     seen = set()
     for _ in every_step(scratch, "add"):

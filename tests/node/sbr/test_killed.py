@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from tests.node import killed, killing
 from tests.node.sbr.lab import FOUR, SIX, Pod, conf, result
 from tests.node.sbr.test_verbs import FIRST, OTHERS, SECOND
@@ -27,6 +28,7 @@ def test_after_a_kill_within_an_add_another_add_completes_it(pod: Pod) -> None:
         assert pod.run("route", "show", "table", "main") == main
 
 
+@pytest.mark.whole
 def test_after_a_kill_within_an_add_del_leaves_no_rule(pod: Pod) -> None:
     for _ in every_step(pod):
         pod.delete()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 
+import pytest
 from tests.node import killing
 from tests.node.tuning.lab import KEYS, NEW, Pod, backups, conf, make_pod, settings
 
@@ -19,6 +20,7 @@ def test_after_a_kill_within_an_add_del_restores_the_interface(call: Pod) -> Non
         assert (settings(call.netns), backups(call.scratch)) == (was, [])
 
 
+@pytest.mark.whole
 def test_after_a_kill_within_an_add_another_add_keeps_what_was_before(call: Pod) -> None:
     was = settings(call.netns)
     for _ in every_step(call, "add"):
