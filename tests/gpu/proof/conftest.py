@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.gpu.compiled import cc, once, shared_folder
 from tests.gpu.conftest import GIB, MockNvml
 from tests.gpu.mps.conftest import CONTROL, SMI
 from tests.gpu.proof.machine import MPS_CONTROL, ROOT
 from tests.gpu.proof.mps import SERVER as SERVER_NAME
 from tests.gpu.proof.patience import VARIABLE
+from tests.programs import need
 
 HERE = Path(__file__).parent
 SERVER = "#!/bin/sh\nwhile :; do sleep 1; done\n"
@@ -28,13 +30,10 @@ STARTS_SERVER = '"$(dirname "$0")/nvidia-cuda-mps-server" &\n    trap'
 @pytest.fixture(scope="session")
 def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for libcuda."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a C compiler, for the stand-in for NVML: apt-get install gcc libc6-dev")
-    made = tmp_path_factory.mktemp("cuda") / "libcuda.so.570.1"
-    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([compiler, *flags, HERE / "cuda_mock.c", "-o", made], check=True)
-    return made
+    need("cc")
+    made = shared_folder(tmp_path_factory) / "libcuda.so.570.1"
+    options = ["-shared", "-Wl,-soname,libcuda.so.1", HERE / "cuda_mock.c"]
+    return once(made, lambda new: cc(*options, "-o", new))
 
 
 @pytest.fixture
@@ -85,6 +84,8 @@ class Proved:
 @pytest.fixture
 def prove(driver: MockNvml, tmp_path: Path) -> Callable[..., Proved]:
     """Run one stage on the machine with the stand-ins, by the command itself: it ends whatever descends from it."""
+
+    need("git")  # the report names the commit
 
     def run(number: int, *options: str) -> Proved:
         out = tmp_path / "report"
