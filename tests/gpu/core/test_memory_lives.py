@@ -165,7 +165,7 @@ class Life:
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
-@pytest.mark.parametrize("lives", [2, pytest.param(LIVES // 2, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("lives", [1, pytest.param(LIVES // 2, marks=pytest.mark.whole)])
 def test_no_container_gets_units_of_two_cards_in_any_life(
     lives: int, policy: str, tmp_path: Path, gpu_node: Any
 ) -> None:

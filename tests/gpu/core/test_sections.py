@@ -127,7 +127,7 @@ def test_the_second_section_gets_the_cards_when_the_first_goes(node: ScratchNode
 # --- one section after another
 
 
-@pytest.mark.parametrize("how", ["reload", "restart", "kill"])
+@pytest.mark.parametrize("how", ["reload", pytest.param("restart", marks=pytest.mark.whole), "kill"])
 def test_what_containers_hold_stays_known_when_the_section_is_renamed(
     node: ScratchNode, kubelet: BlockingKubelet, how: str
 ) -> None:

@@ -112,6 +112,7 @@ def test_pods_share_memory_and_daemon_while_their_section_is_renamed_and_named_b
     run(story, node)
 
 
+@pytest.mark.whole
 def test_nothing_stays_mounted_when_mps_is_switched_off_in_a_section_of_another_name(
     node: ScratchNode, driver_root: Path
 ) -> None:

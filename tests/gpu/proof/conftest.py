@@ -23,6 +23,8 @@ from tests.gpu.proof.patience import VARIABLE
 from tests.programs import need
 
 HERE = Path(__file__).parent
+OWN_MOUNTS = frozenset({4, 5, 6, 9, 11})
+"""The stages that ask whether they may make mount namespaces: those of MPS and CDI."""
 SERVER = "#!/bin/sh\nwhile :; do sleep 1; done\n"
 STARTS_SERVER = '"$(dirname "$0")/nvidia-cuda-mps-server" &\n    trap'
 
@@ -85,9 +87,8 @@ class Proved:
 def prove(driver: MockNvml, tmp_path: Path) -> Callable[..., Proved]:
     """Run one stage on the machine with the stand-ins, by the command itself: it ends whatever descends from it."""
 
-    need("git")  # the report names the commit
-
     def run(number: int, *options: str) -> Proved:
+        need("git", *(["unshare"] if number in OWN_MOUNTS else []))  # the report names the commit
         out = tmp_path / "report"
         places = [
             "--driver-root",

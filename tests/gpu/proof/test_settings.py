@@ -43,6 +43,7 @@ def test_the_compute_mode_is_set_and_put_back(prove: Prove, modes: Path) -> None
     assert changes[-1] == "-c DEFAULT"
 
 
+@pytest.mark.whole
 def test_the_compute_mode_is_put_back_behind_a_stage_that_fails(prove: Prove, modes: Path, driver: MockNvml) -> None:
     (driver.root.parent / "nvml.state").unlink()  # CUDA finds no card
     result = prove(EXCLUSIVE, "--change-settings")

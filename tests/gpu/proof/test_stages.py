@@ -63,6 +63,7 @@ def test_overuse_is_seen_and_ended(prove: Prove) -> None:
     assert result.figures["told by NVML beside the context"] == 4 << 30
 
 
+@pytest.mark.whole
 def test_xids_of_applications_take_no_card(prove: Prove) -> None:
     result = prove(XIDS)
     assert (result.verdict, result.reason) == ("passed", "")
@@ -83,6 +84,7 @@ def test_limits_of_mps_are_measured(prove: Prove, programs: Path) -> None:
     assert result.figures["8 units: multiprocessors at 10 %"] == 13
 
 
+@pytest.mark.whole
 @pytest.mark.node
 def test_a_limit_that_does_not_hold_fails_the_stage(
     prove: Prove, programs: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +115,7 @@ def test_faults_of_mps_are_survived(prove: Prove, programs: Path) -> None:
     assert "the control daemon was started again" in result.seen
 
 
+@pytest.mark.whole
 @pytest.mark.node
 def test_a_spec_is_complete_for_cuda(prove: Prove) -> None:
     result = applied(prove)
