@@ -102,7 +102,7 @@ class Life:
             self.known.forget(f"uid-{name}")
 
 
-EXAMPLES = min(25, settings().max_examples)
+EXAMPLES = min(25, settings().max_examples // 2)
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])

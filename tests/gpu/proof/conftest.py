@@ -34,8 +34,8 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for libcuda."""
     need("cc")
     made = shared_folder(tmp_path_factory) / "libcuda.so.570.1"
-    options = ["-shared", "-Wl,-soname,libcuda.so.1", HERE / "cuda_mock.c"]
-    return once(made, lambda new: cc(*options, "-o", new))
+    source = HERE / "cuda_mock.c"
+    return once(made, lambda new: cc("-shared", "-Wl,-soname,libcuda.so.1", source, "-o", new))
 
 
 @pytest.fixture
