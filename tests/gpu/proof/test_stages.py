@@ -151,6 +151,7 @@ def test_stages_with_clients_are_skipped_by_name_without_libcuda(prove: Prove, d
     assert result.reason.startswith("there is no libcuda.so.1 below")
 
 
+@pytest.mark.whole
 def test_stages_of_mps_are_skipped_by_name_where_the_driver_has_no_programs(prove: Prove) -> None:
     result = prove(MPS_LIMITS)
     assert (result.verdict, result.status) == ("skipped", 0)
