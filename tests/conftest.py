@@ -42,6 +42,12 @@ SHARED = frozenset(["class", "module", "package"])
 ALLOWED = Path(__file__).parents[1] / ".ci" / "allowed-skips"
 
 
+# Where the environment says that compiled modules are not kept, each process that runs tests would compile every test,
+# and each daemon whatever has changed since it was set up.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 def _import_bench() -> None:
     """Let tests import the benchmark, which no installation has. A path to it would lead to the tests as well."""
     place = Path(__file__).parents[1] / "bench" / "__init__.py"

@@ -17,6 +17,7 @@ SUITES: Mapping[str, str] = {
     "matrix": "needs another release of a consumer, of Python or of Debian: `make matrix`",
 }
 """By mark, what the suite is."""
+_CONSUMERS = Path(__file__).parent / "real"
 
 
 def suite_of(item: pytest.Item) -> str:
@@ -30,6 +31,11 @@ def suite_of(item: pytest.Item) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     for name, text in SUITES.items():
         config.addinivalue_line("markers", f"{name}: {text}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no tests of consumers for the quick suite, which has none of them."""
+    return True if config.option.markexpr == "quick" and collection_path == _CONSUMERS else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,15 +10,17 @@ import mmap
 import os
 import secrets
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.gpu.compiled import cc, once, shared_folder
+from tests.programs import need
 
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuEvent, Snapshot
@@ -268,19 +270,21 @@ def machines() -> list[str]:
 
 @pytest.fixture(scope="session")
 def link(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Sequence[str]], None]:
-    """Make a library from mock.c, without some of its symbols."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a C compiler, for the stand-in for NVML: apt-get install gcc libc6-dev")
-    folder = tmp_path_factory.mktemp("nvml")
-    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC"]
-    subprocess.run([compiler, *flags, "-c", HERE / "nvml/mock.c", "-o", folder / "mock.o"], check=True)
+    """Make a library from mock.c, without some of its symbols; each call makes a new file."""
+    need("cc")
+    folder = shared_folder(tmp_path_factory)
+    compiled = once(folder / "nvml.o", lambda new: cc("-c", HERE / "nvml/mock.c", "-o", new))
 
     def make(target: Path, hidden: Sequence[str]) -> None:
-        script = folder / f"{target.parent.name}.map"
-        script.write_text("{ local: " + "".join(f"{name}; " for name in ("none", *hidden)) + "};\n")
-        flags = ["-shared", "-Wl,-soname,libnvidia-ml.so.1", f"-Wl,--version-script={script}"]
-        subprocess.run([compiler, *flags, folder / "mock.o", "-o", target], check=True)
+        variant = sha256(" ".join(hidden).encode()).hexdigest()[:16]
+        script = folder / f"nvml-{variant}.map"
+
+        def linked(new: Path) -> None:
+            script.write_text("{ local: " + "".join(f"{name}; " for name in ("none", *hidden)) + "};\n")
+            options = ["-shared", "-Wl,-soname,libnvidia-ml.so.1", f"-Wl,--version-script={script}"]
+            cc(*options, compiled, "-o", new)
+
+        shutil.copy(once(script.with_suffix(".so"), linked), target)
 
     return make
 

@@ -80,7 +80,7 @@ class Machine:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         supervisor = f'listen = "{self.address}"\nnode_name = "worker-1"\npodresources_poll = "100ms"'
-        self.node = ScratchNode(folder, plugins, supervisor=supervisor)
+        self.node = ScratchNode(folder, plugins, supervisor=supervisor, fork=True)
         self.kubelet = BlockingKubelet(folder / "var" / "lib" / "kubelet")
 
     def start(self) -> None:

@@ -18,11 +18,11 @@ SANE = (80 * GIB, GIB)
     [
         (0, 0),
         (MINUS_ONE, 0),
-        (1 << 63, 0),
-        (NAN, 0),
-        (INFINITE, 0),
+        pytest.param(1 << 63, 0, marks=pytest.mark.whole),
+        pytest.param(NAN, 0, marks=pytest.mark.whole),
+        pytest.param(INFINITE, 0, marks=pytest.mark.whole),
         (80 * GIB, 81 * GIB),
-        (80 * GIB, MINUS_ONE),
+        pytest.param(80 * GIB, MINUS_ONE, marks=pytest.mark.whole),
         (1000, 0),
     ],
 )

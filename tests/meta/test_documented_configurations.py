@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,9 @@ def texts(source: Path) -> Iterator[str]:
             yield node.value
 
 
-SAID = [text for root in ("plugins", "supervisor") for path in (ROOT / root).rglob("*.py") for text in texts(path)]
+@cache
+def said() -> list[str]:
+    return [text for root in ("plugins", "supervisor") for path in (ROOT / root).rglob("*.py") for text in texts(path)]
 
 
 def failures() -> list[str]:
@@ -187,4 +190,4 @@ def test_every_text_of_a_failure_is_one_that_a_plugin_says(text: str) -> None:
     # A value stands between quotes where the code writes its repr.
     pieces = [re.escape(piece.strip()) for piece in text.replace("'...'", "...").split("...")]
     pattern = re.compile(".*".join(pieces), re.DOTALL)
-    assert any(pattern.search(said) for said in SAID)
+    assert any(pattern.search(one) for one in said())

@@ -268,7 +268,7 @@ LINES = st.one_of(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(max_size=400), st.lists(LINES, max_size=12).map(lambda lines: "\n".join(lines).encode())))
 def test_any_bytes_become_a_configuration_or_sentences(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "plugins.d").mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
 """What the help of each command looks like in a terminal of 80 columns, to somebody who has never seen it."""
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ def named(name: str) -> Any:
     return found
 
 
+@cache
 def shown(*arguments: str) -> str:
     done = CliRunner().invoke(app, [*arguments, "--help"], prog_name="nodeplug", env={"COLUMNS": "80", "TERM": "dumb"})
     assert done.exit_code == 0

@@ -1,10 +1,11 @@
 """What is imported, and what is left until somebody wants it: the daemon holds its modules for as long as a node runs.
 
-Each test looks at an interpreter of its own.
+Tests look at interpreters of their own; one that imports the daemon is for all who ask what that loads.
 """
 
 import subprocess
 import sys
+from functools import cache
 
 ENCODE = "from nodeplug_net.warm import warm_up; warm_up()\n"
 EVERYTHING = (
@@ -28,9 +29,14 @@ def interpreter(script: str) -> str:
     return done.stdout.strip()
 
 
+@cache
+def modules(after: str) -> tuple[str, ...]:
+    """Return what an interpreter has loaded after a script."""
+    return tuple(sorted(interpreter(f"{after}\nprint(*sys.modules)").split()))
+
+
 def loaded(after: str, *packages: str) -> list[str]:
-    tell = f"print(*sorted({{m for m in sys.modules for p in {packages!r} if (m + '.').startswith(p + '.')}}))"
-    return interpreter(f"{after}\n{tell}").split()
+    return [name for name in modules(after) if any(f"{name}.".startswith(f"{package}.") for package in packages)]
 
 
 def test_the_daemon_loads_nothing_that_draws_tables() -> None:

@@ -129,7 +129,7 @@ def test_a_list_that_cannot_be_written_leaves_no_older_one_and_is_written_later(
 
 
 _WRITER = """
-import asyncio, sys
+import asyncio, os, sys
 from pathlib import Path
 from tests.unit.test_last_known import BOOT, known
 from nodeplug.device.last_known import LastKnown
@@ -137,29 +137,39 @@ from nodeplug.device.last_known import LastKnown
 async def write():
     records = LastKnown(Path(sys.argv[1]), BOOT)
     lists = [known(*(f"{letter}{number}" for number in range(500))) for letter in "ab"]
-    print("ready", flush=True)
+    print(os.getpid(), flush=True)
     while True:
         for one in lists:
             records.note(one)
             await records.settle()
 
-asyncio.run(write())
+for _ in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        asyncio.run(write())
+    os.waitpid(child, 0)
+    print("ended", flush=True)
 """
+"""Forks for each line of its stdin a process that writes until it is killed."""
 
 
 def test_a_daemon_that_is_killed_at_any_time_leaves_a_whole_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     random, root = Random(7), Path(__file__).parents[2]
-    for _ in range(12):
-        command = [sys.executable, "-c", _WRITER, str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)}) as writer:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"ready\n"
+    command, env = [sys.executable, "-c", _WRITER, str(tmp_path)], {**os.environ, "PYTHONPATH": str(root)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        for _ in range(12):
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+            child = int(writer.stdout.readline())
             time.sleep(random.uniform(0.0, 0.05))
-            writer.send_signal(signal.SIGKILL)
-        for _, _, names in recalled(tmp_path):
-            assert len(names) == 500
-            assert len({name[0] for name in names}) == 1
-        assert not [path for path in tmp_path.iterdir() if path.suffix != ".json"]
+            os.kill(child, signal.SIGKILL)
+            assert writer.stdout.readline() == "ended\n"
+            for _, _, names in recalled(tmp_path):
+                assert len(names) == 500
+                assert len({name[0] for name in names}) == 1
+            assert not [path for path in tmp_path.iterdir() if path.suffix != ".json"]
     assert "not used" not in caplog.text

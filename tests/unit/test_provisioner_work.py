@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from nodeplug import Exhausted, PluginError
+from nodeplug.kubeapi.client import Bounds
 from nodeplug.provisioner.work import Work
 
 CLAIM = "claim default/large"
@@ -46,7 +49,8 @@ def test_a_claim_that_was_sent_away_and_comes_back_at_once_waits_for_the_pause()
     during(life)
 
 
-def test_a_failure_is_told_once_as_long_as_it_is_the_same() -> None:
+def test_a_failure_is_told_once_as_long_as_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeplug.provisioner.work._PAUSES", Bounds(pause=0.05, longest_pause=60.0))
     said: list[str] = []
     reasons = ["no room", "no room", "the disk fails"]
 

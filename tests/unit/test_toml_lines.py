@@ -53,7 +53,7 @@ PARTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=2 * settings().max_examples)
 @given(st.lists(PARTS, max_size=14))
 def test_every_key_of_a_valid_document_has_a_line_that_holds_it(lines: list[str]) -> None:
     text = "\n".join(lines)

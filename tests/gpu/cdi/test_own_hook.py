@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 
 from nodeplug_gpu.cdi.hooks import SOURCE
 
+pytestmark = pytest.mark.programs("unshare")
 LIBRARIES = "/usr/lib/x86_64-linux-gnu/nvidia"
 FILE = "libcuda.so.570.1.2"
 ARGUMENTS = ["--link", f"{FILE}::{LIBRARIES}/libcuda.so.1", "--link", f"libcuda.so.1::{LIBRARIES}/libcuda.so"]
@@ -20,6 +22,7 @@ ARGUMENTS += ["--folder", LIBRARIES]
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A shared object with the driver's SONAME."""
+    need("cc")
     file = tmp_path_factory.mktemp("library") / FILE
     command = ["cc", "-shared", "-nostdlib", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o", str(file)]
     subprocess.run(command, input=b"int cuInit(unsigned flags) { return (int)flags; }", check=True)

@@ -102,9 +102,12 @@ class Life:
             self.known.forget(f"uid-{name}")
 
 
+EXAMPLES = min(25, settings().max_examples // 2)
+
+
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 @given(steps=STEPS, seed=st.integers(0, 9))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_model_admits_whom_kubelet_admits_and_rejects_whom_no_card_has_room_for(
     gpu_node: Any, policy: str, steps: list[Any], seed: int
 ) -> None:

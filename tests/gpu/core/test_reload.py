@@ -17,7 +17,6 @@ from nodeplug_gpu.ids import by_card
 MEM = "aliyun.com/gpu-mem"
 WHOLE = "nvidia.com/gpu"
 SUPERVISOR = 'listen = ""\ndevice_poll = "200ms"\npodresources_poll = "200ms"'
-ROOT = Path(__file__).parents[3]
 CONTROL = """#!/bin/sh
 [ "$1" = -f ] || { echo 100.0; exit 0; }
 echo $$ >> "$(dirname "$0")/starts"
@@ -37,8 +36,7 @@ def plugins(resources: str = "", cards: str = '{ memory = "8Gi", count = 2 }', h
 
 @pytest.fixture
 def node(short_path: Path) -> Iterator[ScratchNode]:
-    env = {"PYTHONPATH": f"{ROOT / 'supervisor'}{os.pathsep}{ROOT / 'plugins'}"}
-    made = ScratchNode(short_path, plugins(), supervisor=SUPERVISOR, env=env)
+    made = ScratchNode(short_path, plugins(), supervisor=SUPERVISOR, fork=True)
     yield made
     made.stop()
 
@@ -169,9 +167,17 @@ def test_a_card_that_moves_to_another_resource_is_not_advertised_while_a_pod_hol
     run(story)
 
 
-@pytest.mark.parametrize("policy", ["binpack", "spread"])
-def test_a_life_over_real_sockets_spans_no_two_cards(policy: str, node: ScratchNode) -> None:
-    seed = 7 if policy == "binpack" else 8
+@pytest.mark.parametrize(
+    ("policy", "seed", "steps", "restarts"),
+    [
+        ("binpack", 7, 50, 3.0),
+        pytest.param("binpack", 7, 250, 1.5, marks=pytest.mark.whole),
+        pytest.param("spread", 8, 250, 1.5, marks=pytest.mark.whole),
+    ],
+)
+def test_a_life_over_real_sockets_spans_no_two_cards(
+    policy: str, seed: int, steps: int, restarts: float, node: ScratchNode
+) -> None:
     resource = f'[[plugins.gpu.config.resources]]\nsharing = "memory"\npolicy = "{policy}"\n'
     node.configure(plugins(resource, '{ memory = "8Gi", count = 2 }, { memory = "24Gi" }'))
 
@@ -180,8 +186,8 @@ def test_a_life_over_real_sockets_spans_no_two_cards(policy: str, node: ScratchN
         async with kubelet_of(node, seed=seed) as kubelet:
             node.start()
             await kubelet.until_allocatable(MEM, 40)
-            for step in range(250):
-                event = random.choices(["admit", "remove", "kubelet", "daemon"], [60, 40, 1.5, 1.5])[0]
+            for step in range(steps):
+                event = random.choices(["admit", "remove", "kubelet", "daemon"], [60, 40, restarts, restarts])[0]
                 if event == "admit":
                     if await _admitted(kubelet, f"pod-{step}", random.choice([1, 2, 4, 8, 12]), seed):
                         pods.append(f"pod-{step}")

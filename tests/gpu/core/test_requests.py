@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing import AdmissionError, Kubelet, ScratchNode
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
-ROOT = Path(__file__).parents[3]
 CONFIG = """
 [plugins.gpu.config]
 driver = "simulated"
@@ -48,8 +46,7 @@ def of(kubelet: Kubelet, count: int, *, healthy: bool = True) -> list[str]:
 
 
 def test_every_bad_request_gets_a_plain_error(short_path: Path) -> None:
-    env = {"PYTHONPATH": f"{ROOT / 'supervisor'}{os.pathsep}{ROOT / 'plugins'}"}
-    node = ScratchNode(short_path, CONFIG, env=env)
+    node = ScratchNode(short_path, CONFIG, fork=True)
 
     async def story() -> None:
         async with Kubelet(node.root / "var" / "lib" / "kubelet") as kubelet:

@@ -15,7 +15,7 @@ from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import recorded
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.programs("mount", "unshare")]
 
 LIFE = """
 import logging, sys, time

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 
 from nodeplug import mount
 from nodeplug.contract.mounts import mounts
@@ -39,6 +40,7 @@ def shared_tmpfs(folder: Path) -> None:
 @pytest.fixture
 def root(short_path: Path) -> Path:
     """A root folder on a shared mount, no mount point itself, with memory to be shared."""
+    need("mount")
     shared_tmpfs(short_path / "disk")
     root = short_path / "disk" / "root"
     for name in ("dev/shm", "run/shm"):
@@ -98,6 +100,7 @@ def test_the_program_is_in_the_cgroups_that_it_is_to_enter() -> None:
         made.rmdir()
 
 
+@pytest.mark.programs("setpriv")
 def test_a_launcher_that_may_not_mount_says_what_it_could_not_do(short_path: Path, other_user: object) -> None:
     del other_user
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]

@@ -16,7 +16,6 @@ from nodeplug_gpu.mps.record import recorded
 pytestmark = pytest.mark.node
 
 MEM = "aliyun.com/gpu-mem"
-ROOT = Path(__file__).parents[3]
 SUPERVISOR = 'listen = ""\ndevice_poll = "200ms"\npodresources_poll = "200ms"'
 
 
@@ -31,8 +30,7 @@ def section(driver_root: Path, mps: str = "mps = {}\n", name: str = "gpu") -> st
 
 @pytest.fixture
 def node(short_path: Path, driver_root: Path) -> Iterator[ScratchNode]:
-    env = {"PYTHONPATH": f"{ROOT / 'supervisor'}{os.pathsep}{ROOT / 'plugins'}"}
-    made = ScratchNode(short_path, section(driver_root), supervisor=SUPERVISOR, env=env)
+    made = ScratchNode(short_path, section(driver_root), supervisor=SUPERVISOR, fork=True)
     yield made
     made.stop()
     for record in short_path.rglob("daemon.json"):
@@ -114,6 +112,7 @@ def test_pods_share_memory_and_daemon_while_their_section_is_renamed_and_named_b
     run(story, node)
 
 
+@pytest.mark.whole
 def test_nothing_stays_mounted_when_mps_is_switched_off_in_a_section_of_another_name(
     node: ScratchNode, driver_root: Path
 ) -> None:

@@ -147,6 +147,7 @@ def test_what_the_daemon_mounts_as_its_own_is_not_mounted_on_the_node(daemons: M
 
 
 @pytest.mark.node
+@pytest.mark.programs("mount")
 def test_what_the_node_unmounts_goes_in_the_daemon_too(daemons: Make, short_path: Path) -> None:
     volume = short_path / "kubelet" / "volume"
     volume.parent.mkdir()

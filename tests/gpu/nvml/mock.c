@@ -37,6 +37,11 @@ static void attach(void) {
 }
 
 static void nap(void) { nanosleep(&(struct timespec){0, 2000000}, NULL); }
+static u64 now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (u64)time.tv_sec * 1000 + (u64)time.tv_nsec / 1000000;
+}
 
 /* Count a call, and do what a broken driver would. */
 static u32 enter(u32 call, const struct card *card) {
@@ -275,7 +280,8 @@ struct event_data { void *device; u64 type, data; u32 gpu_instance, compute_inst
 u32 nvmlEventSetWait_v2(void *set, struct event_data *data, u32 milliseconds) {
     (void)set;
     ENTER(nvmlEventSetWait_v2, NULL);
-    for (u32 waited = 0; waited < milliseconds; waited += 2, nap()) {
+    /* By the clock: on a loaded machine a nap takes many times as long. */
+    for (const u64 end = now() + milliseconds; now() < end; nap()) {
         if (*(volatile u32 *)&state->next_event == seen_events) continue;
         struct event *one = &state->event[seen_events++ % EVENTS];
         if (!(registered[one->card] & one->type)) continue;

@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.gpu.compiled import cc, once, shared_folder
 from tests.gpu.conftest import GIB, MockNvml
 from tests.gpu.mps.conftest import CONTROL, SMI
 from tests.gpu.proof.machine import MPS_CONTROL, ROOT
 from tests.gpu.proof.mps import SERVER as SERVER_NAME
 from tests.gpu.proof.patience import VARIABLE
+from tests.programs import need
 
 HERE = Path(__file__).parent
+OWN_MOUNTS = frozenset({4, 5, 6, 9, 11})
+"""The stages that ask whether they may make mount namespaces: those of MPS and CDI."""
 SERVER = "#!/bin/sh\nwhile :; do sleep 1; done\n"
 STARTS_SERVER = '"$(dirname "$0")/nvidia-cuda-mps-server" &\n    trap'
 
@@ -28,13 +32,10 @@ STARTS_SERVER = '"$(dirname "$0")/nvidia-cuda-mps-server" &\n    trap'
 @pytest.fixture(scope="session")
 def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for libcuda."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a C compiler, for the stand-in for NVML: apt-get install gcc libc6-dev")
-    made = tmp_path_factory.mktemp("cuda") / "libcuda.so.570.1"
-    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([compiler, *flags, HERE / "cuda_mock.c", "-o", made], check=True)
-    return made
+    need("cc")
+    made = shared_folder(tmp_path_factory) / "libcuda.so.570.1"
+    source = HERE / "cuda_mock.c"
+    return once(made, lambda new: cc("-shared", "-Wl,-soname,libcuda.so.1", source, "-o", new))
 
 
 @pytest.fixture
@@ -87,6 +88,7 @@ def prove(driver: MockNvml, tmp_path: Path) -> Callable[..., Proved]:
     """Run one stage on the machine with the stand-ins, by the command itself: it ends whatever descends from it."""
 
     def run(number: int, *options: str) -> Proved:
+        need("git", *(["unshare"] if number in OWN_MOUNTS else []))  # the report names the commit
         out = tmp_path / "report"
         places = [
             "--driver-root",

@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from nodeplug.testing import waiting
-
 VARIABLE: Final = "NODEPLUG_PROOF_PATIENCE"
 
 
@@ -24,4 +22,6 @@ def until(condition: Callable[[], object], seconds: float, found: Callable[[], o
     Raises:
         AssertionError: it never became true.
     """
+    from nodeplug.testing import waiting  # noqa: PLC0415 - a second, which whoever looks for cards does not need
+
     waiting.until(condition, patient(seconds), found)

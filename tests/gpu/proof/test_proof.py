@@ -42,6 +42,7 @@ def bare(python: Path, tmp_path: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(made, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.whole
 def test_from_a_bare_checkout_it_runs_with_packages_that_are_there(tmp_path: Path) -> None:
     done = bare(Path(sys.executable), tmp_path)
     assert (done.returncode, done.stderr) == (command.NO_CARD, "")
@@ -58,6 +59,7 @@ def test_packages_that_are_missing_are_named_with_the_way_to_get_them(tmp_path: 
     assert "make gpu-proof WHEELS=wheels" in done.stderr
 
 
+@pytest.mark.whole
 def test_a_driver_that_shows_no_card_is_no_failure(driver: MockNvml, tmp_path: Path) -> None:
     driver.state.count = 0
     done = proof("--driver-root", str(driver.root), "--sysfs", str(driver.sysfs), "--out", str(tmp_path / "report"))
@@ -70,6 +72,8 @@ def test_a_driver_that_crashes_costs_no_more_than_the_look(driver: MockNvml, tmp
     assert (done.returncode, "ended with -11" in done.stdout) == (command.NO_CARD, True)
 
 
+@pytest.mark.programs("git")
+@pytest.mark.whole
 def test_a_stage_that_does_not_end_is_killed_with_all_that_it_started_and_the_next_one_runs(
     driver: MockNvml, tmp_path: Path
 ) -> None:
@@ -84,6 +88,7 @@ def test_a_stage_that_does_not_end_is_killed_with_all_that_it_started_and_the_ne
     assert any(one["name"] == "index and minor number" for one in second["figures"])
 
 
+@pytest.mark.programs("git")
 def test_who_is_told_to_end_takes_everything_back_first(driver: MockNvml, tmp_path: Path) -> None:
     driver.hang("nvmlDeviceGetSupportedEventTypes")
     out = tmp_path / "report"

@@ -43,6 +43,7 @@ def test_the_compute_mode_is_set_and_put_back(prove: Prove, modes: Path) -> None
     assert changes[-1] == "-c DEFAULT"
 
 
+@pytest.mark.whole
 def test_the_compute_mode_is_put_back_behind_a_stage_that_fails(prove: Prove, modes: Path, driver: MockNvml) -> None:
     (driver.root.parent / "nvml.state").unlink()  # CUDA finds no card
     result = prove(EXCLUSIVE, "--change-settings")
@@ -59,6 +60,7 @@ def test_a_card_is_divided_and_put_together(prove: Prove, modes: Path, driver: M
     assert (driver.state.card[0].mig, driver.state.card[0].parts) == (0, 0)
 
 
+@pytest.mark.whole
 def test_a_card_that_is_divided_already_stays_so(prove: Prove, modes: Path, driver: MockNvml) -> None:
     driver.add_instance(driver.state.card[0])
     result = prove(MIG, "--change-settings")
@@ -66,6 +68,7 @@ def test_a_card_that_is_divided_already_stays_so(prove: Prove, modes: Path, driv
     assert "-mig 0" not in modes.read_text()
 
 
+@pytest.mark.whole
 def test_nodeplug_lets_go_of_a_card_for_its_reset(prove: Prove, modes: Path) -> None:
     result = prove(RESET, "--change-settings")
     assert (result.verdict, result.reason) == ("passed", "")
@@ -96,12 +99,14 @@ def bus(driver: MockNvml) -> Iterator[None]:
     thread.join()
 
 
+@pytest.mark.whole
 def test_a_card_that_comes_back_to_the_bus_is_found(prove: Prove, modes: Path, bus: None, driver: MockNvml) -> None:
     result = prove(UNPLUG, "--change-settings")
     assert (result.verdict, result.reason) == ("passed", "")
     assert driver.state.count == 1
 
 
+@pytest.mark.whole
 def test_limits_of_the_kernel_are_skipped_where_there_are_none(prove: Prove, modes: Path) -> None:
     result = prove(KERNEL, "--change-settings")
     assert result.verdict == "skipped"

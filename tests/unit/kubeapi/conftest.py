@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 
 
 @dataclass
@@ -36,6 +37,7 @@ def openssl(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Signed:
+    need("openssl")
     folder = tmp_path_factory.mktemp("certificates")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     mine = ("-subj", "/CN=authority", "-keyout", "authority.key", "-out", "authority.crt", "-days", "2")
