@@ -35,6 +35,7 @@ int setpgid(pid_t pid, pid_t group) {
 }
 """
 """Ends the first part that runs beside others as it begins, when it still has what the script has for its own end."""
+pytestmark = pytest.mark.programs("awk")
 BESIDE = {"set-up", "image", "python", "bootstrap of the bare root"}
 AFTER = ["kubelet", "consumers", "demo", "bare root", "lowest versions", "lint", "benchmark", "tests"]
 
@@ -92,7 +93,7 @@ def test_a_part_that_fails_ends_those_beside_it_which_clean_up(tmp_path: Path) -
     assert "image" in (tmp_path / "ended").read_text().split()
 
 
-@pytest.mark.usefixtures("has_compiler")
+@pytest.mark.programs("cc")
 def test_a_part_that_is_ended_as_it_begins_leaves_the_end_to_the_script(tmp_path: Path) -> None:
     library = tmp_path / "dies.so"
     command = [*compiler(), "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
