@@ -33,6 +33,7 @@ PACKAGES: Mapping[str, str] = {
     "cc": "gcc libc6-dev",
     "containerd": "containerd",
     "dnsmasq": "dnsmasq-base",
+    "e2fsck": "e2fsprogs",
     "etcd": "etcd-server",
     "findmnt": "util-linux",
     "fsfreeze": "util-linux",
