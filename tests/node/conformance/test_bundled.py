@@ -101,10 +101,10 @@ def asked(params: dict[str, Any]) -> dict[str, Any]:
         resources, card = SHARINGS[params["sharing"]]
         config = {"driver": "simulated", "simulated": [{"count": 2, **card}], "resources": resources}
         return {"plugin": "gpu", "config": config}
-    if params["plugin"] == "image":
-        return {"plugin": "image", **IMAGE}
     if "threaded" in params:
         return {"plugin": params["threaded"], "isolation": "thread"}
+    if params["plugin"] == "image":
+        return {"plugin": "image", **IMAGE}
     return {"plugin": params["plugin"], **DOCUMENTED.get(params["plugin"], {}), **NETWORKS.get(params["plugin"], {})}
 
 
