@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
+@cache
 def list_of_commands() -> list[str]:
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
@@ -68,6 +70,7 @@ def list_of_commands() -> list[str]:
     return found
 
 
+@cache
 def commands() -> set[str]:
     return set(list_of_commands())
 

@@ -5,6 +5,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -15,6 +17,7 @@ def build(source: Path, target: str, folder: Path) -> Path:
     return built
 
 
+@pytest.mark.whole
 def test_a_wheel_of_the_source_distribution_holds_what_one_of_the_checkout_does(tmp_path: Path) -> None:
     # The `filter` of Python's own extraction came with 3.11.4, and 3.12 warns of its absence.
     packed, unpacked = build(ROOT, "sdist", tmp_path / "sdist"), tmp_path / "unpacked"

@@ -73,6 +73,7 @@ def test_an_old_python_and_none_at_all_are_named(ask: Ask, programs: Path) -> No
     assert "'python3' cannot be run" in ask().stderr
 
 
+@pytest.mark.programs("make")
 def test_make_demo_says_it_before_it_sets_anything_up(programs: Path, tmp_path: Path) -> None:
     (programs / "unshare").unlink()
     put(programs / "python3", f"echo ran >>{tmp_path}/ran; exit 0")

@@ -7,6 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.programs("make")
+
 
 def interpreter(path: Path, version: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ Run as a file, by `forked`. Requests come on stdin, replies go to stdout, one li
 thread and gRPC has not been used yet, which makes forking safe here and nowhere else in this project.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -15,11 +16,23 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-_PRELOADED: Final = ("nodeplug.cli", "nodeplug.daemon", "pyroute2")
+_PRELOADED: Final = (
+    "nodeplug.cli",
+    "nodeplug.daemon",
+    # What a daemon imports when a section or a plugin asks for it.
+    "nodeplug.contract.crossing",
+    "nodeplug.dra.drivers",
+    "nodeplug.extender.listener",
+    "encodings.idna",
+    "grpc._utilities",
+    "pydantic.dataclasses",
+    "pyroute2",
+)
 _NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLONE_NEWNS
 
 
@@ -75,10 +88,29 @@ def _become(order: Mapping[str, Any]) -> None:
     os.environ.update(order["env"])
     os.chdir("/")
     sys.argv = list(order["argv"])
-    if order["target"].endswith(".py"):
-        runpy.run_path(order["target"], run_name="__main__")
-    else:
-        runpy.run_module(order["target"], run_name="__main__", alter_sys=True)
+    try:
+        if order["target"].endswith(".py"):
+            runpy.run_path(order["target"], run_name="__main__")
+        else:
+            runpy.run_module(order["target"], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        _end(end.code or 0)
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """End as the interpreter does, but leave its objects where they are.
+
+    To delete all that was imported would copy each page of it, half of what the life of a short process costs.
+    """
+    getattr(threading, "_shutdown")()  # noqa: B009 - waits for threads
+    getattr(atexit, "_run_exitfuncs")()  # noqa: B009
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # closed, or no stream
+            stream.flush()
+    os._exit(status)  # noqa: TID251 - see above
 
 
 def _redirect(streams: list[str]) -> None:

@@ -169,7 +169,7 @@ class NodeRig:
             left = [line for line in seen if files or not line[2:].startswith("file ")]
             if not left or time.monotonic() > end:
                 return left
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def close(self) -> None:
         """End every process and thread, and remove every namespace, mount and loop device below the folder."""

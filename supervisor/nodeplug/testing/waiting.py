@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-_PAUSE: Final = 0.02
+_FIRST, _LONGEST = 0.02, 0.1
+"""Seconds between two checks: the longer it takes, the less a few more matter, and what checks cost."""
+_LONGER: Final = 1.1
 PATIENCE: Final = 60.0
 """Seconds: many times what anything takes on an idle machine."""
 
@@ -26,7 +28,8 @@ def until(
     Raises:
         AssertionError: it never became true.
     """
-    end = time.monotonic() + seconds
+    end, pause = time.monotonic() + seconds, _FIRST
     while not condition():
         assert time.monotonic() < end, f"it did not come to pass in {seconds:g} s{f': {found()}' if found else ''}"
-        time.sleep(_PAUSE)
+        time.sleep(pause)
+        pause = min(pause * _LONGER, _LONGEST)

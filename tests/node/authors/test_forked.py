@@ -109,6 +109,21 @@ def test_its_exit_status_is_told(forks: Forks) -> None:
     assert (process.wait(60), process.poll(), process.returncode) == (7, 7, 7)
 
 
+def test_at_its_end_it_waits_for_its_threads_and_then_does_what_it_has_registered(forks: Forks) -> None:
+    script = """
+import atexit, threading, time
+atexit.register(print, "registered")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+"""
+    assert forks.start(script).wait(60) == 0
+    assert forks.stdout.read_text() == "thread\nregistered\n"
+
+
+def test_what_it_says_instead_of_a_status_stands_in_its_stderr(forks: Forks) -> None:
+    assert forks.start("raise SystemExit('a sentence')").wait(60) == 1
+    assert forks.stderr.read_text() == "a sentence\n"
+
+
 def test_it_runs_until_a_signal_ends_it(forks: Forks) -> None:
     process = forks.start("import time; time.sleep(1000)")
     assert process.poll() is None

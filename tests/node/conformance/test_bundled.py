@@ -1,6 +1,5 @@
 """Every bundled plugin, and every plugin of the documentation, keeps every rule that applies to it."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +43,10 @@ SHARINGS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 
 NEEDS: Final = {"loopfile": "has_loop_devices", "image": "has_images", "fuse:Fuse": "has_fuse"}
+PROGRAMS: Final = {
+    "loopfile": pytest.mark.programs("mkfs.ext4", "e2fsck", "resize2fs"),
+    "image": pytest.mark.programs(MAKER),
+}
 BUNDLED: Final = (
     "bridge",
     "ptp",
@@ -67,20 +70,21 @@ BUNDLED: Final = (
 
 
 @pytest.fixture(scope="module")
-def has_images(has_loop_devices: None) -> None:
-    """Skip where no image can be made."""
-    if shutil.which(MAKER) is None:
-        pytest.skip(f"needs {MAKER} of the package squashfs-tools")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an image that is made when its test runs."""
+    return tmp_path_factory.mktemp("images").resolve()
+
+
+@pytest.fixture
+def has_images(has_loop_devices: None, images: Path) -> None:
+    subprocess.run([MAKER, EXAMPLES, images / "data.squashfs", "-quiet", "-no-progress"], check=True)
 
 
 @pytest.fixture(scope="module")
-def _path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _path(images: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
-        if shutil.which(MAKER) is not None:
-            folder = tmp_path_factory.mktemp("images").resolve()
-            subprocess.run([MAKER, EXAMPLES, folder / "data.squashfs", "-quiet", "-no-progress"], check=True)
-            patch.setitem(IMAGE["config"]["roots"]["data"], "path", str(folder))
+        patch.setitem(IMAGE["config"]["roots"]["data"], "path", str(images))
         yield
 
 
@@ -97,17 +101,29 @@ def asked(params: dict[str, Any]) -> dict[str, Any]:
         resources, card = SHARINGS[params["sharing"]]
         config = {"driver": "simulated", "simulated": [{"count": 2, **card}], "resources": resources}
         return {"plugin": "gpu", "config": config}
+    if "threaded" in params:
+        return {"plugin": params["threaded"], "isolation": "thread"}
     if params["plugin"] == "image":
         return {"plugin": "image", **IMAGE}
     return {"plugin": params["plugin"], **DOCUMENTED.get(params["plugin"], {}), **NETWORKS.get(params["plugin"], {})}
 
 
-@pytest.mark.parametrize("plugin", [*BUNDLED, "gpu"])
+@pytest.mark.parametrize("threaded", ["loopback", "hostdev", "tmpfs", "gpu-extender"])
+def test_a_bundled_plugin_of_each_style_keeps_every_rule_as_a_thread(threaded: str, report: Report) -> None:
+    assert report.plugin == threaded
+    report.check()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "plugin", [pytest.param(plugin, marks=PROGRAMS.get(plugin, ())) for plugin in [*BUNDLED, "gpu"]]
+)
 def test_a_bundled_plugin_keeps_every_rule(plugin: str, report: Report) -> None:
     assert report.plugin == plugin
     report.check()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_every_way_to_share_a_card_keeps_every_rule(sharing: str, report: Report) -> None:
     report.check()
@@ -116,6 +132,7 @@ def test_every_way_to_share_a_card_keeps_every_rule(sharing: str, report: Report
     )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("plugin", DOCUMENTED)
 def test_a_documented_plugin_keeps_every_rule(plugin: str, report: Report) -> None:
     assert report.plugin == plugin

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug.testing import conformance
 
+pytestmark = pytest.mark.whole
 SERVES = """#!/bin/sh
 for last; do :; done
 exec bindfs {source} "$last"
@@ -19,8 +21,7 @@ exec bindfs {source} "$last"
 @pytest.fixture
 def source(has_fuse: None) -> Iterator[Path]:
     """A folder for every user; not below /tmp, since a FUSE program has a /tmp of its own."""
-    if shutil.which("bindfs") is None:
-        pytest.skip("needs bindfs of the package bindfs")
+    need("bindfs")
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o777)
     yield folder

@@ -13,6 +13,7 @@ from tests.node.dra.objects import DRIVER, NODE
 
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.dra import DraKubelet, DraTimeouts, ResourceApi, Scheduler
+from nodeplug.testing.waiting import until
 
 
 @pytest.fixture
@@ -76,4 +77,5 @@ def served(short_path: Path, api: ResourceApi, scheduler: Scheduler) -> Iterator
     timeouts = DraTimeouts(retry=0.1, poll=0.02, health=0.2)
     with node, DraKubelet(short_path / "var" / "lib" / "kubelet", api, [cdi], timeouts=timeouts) as made:
         made.until_registered(OURS)
+        until(lambda: bool(api.slices()))  # a claim that is placed before finds no device
         yield Served(node, api, scheduler, made, folder, cdi, configuration)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from tests.node.dra.acted_driver import ActedDriver, leave_dead
@@ -114,6 +115,7 @@ def test_slices_are_deleted_some_time_after_the_last_instance_is_gone(kubelet: D
 
 
 def test_slices_of_a_driver_that_is_back_in_time_are_kept(kubelet: DraKubelet, api: ResourceApi) -> None:
+    kubelet.instances.timeouts = replace(kubelet.instances.timeouts, wipe=60.0)  # in time also on a machine under load
     with ActedDriver(kubelet.plugins_registry, instance="a"):
         kubelet.until_registered(DRIVER)
         api.create("resourceslices", slice_of(card("one")))

@@ -29,6 +29,7 @@ def test_a_killed_daemon_leaves_no_dead_socket_to_the_next_one_also_without_clai
     served.kubelet.until_registered(DRIVER)
 
 
+@pytest.mark.whole
 def test_every_pod_starts_at_once_while_daemons_follow_each_other_and_kubelet_always_has_one(served: Served) -> None:
     until(lambda: bool(served.api.slices()))
     over, tries = threading.Event(), 0
@@ -81,6 +82,7 @@ def test_claims_of_a_section_that_serves_otherwise_end_while_daemons_follow_each
     served.kubelet.end("one")
 
 
+@pytest.mark.whole
 def test_a_request_that_hangs_keeps_no_other_one_from_the_daemon_that_goes_on(served: Served) -> None:
     for name in ("slow", "quick"):
         served.scheduler.claim(name, wants_part("1Gi"), pod=name)

@@ -28,6 +28,7 @@ def torture_for(torture: DraTorture, steps: int) -> None:
     assert torture.kills > 0
 
 
+@pytest.mark.whole
 def test_claims_and_pods_survive_whatever_happens(torture: DraTorture) -> None:
     torture_for(torture, int(os.environ.get("NODEPLUG_DRA_STEPS", "200")))
 

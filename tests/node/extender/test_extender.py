@@ -22,8 +22,15 @@ Make = Callable[..., ScratchNode]
 pytestmark = pytest.mark.unprivileged
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(
+    ("cached", "isolation"),
+    [
+        (True, "process"),
+        (False, "thread"),
+        pytest.param(True, "thread", marks=pytest.mark.whole),
+        pytest.param(False, "process", marks=pytest.mark.whole),
+    ],
+)
 def test_a_pod_goes_where_the_plugin_wants_it(make_node: Make, isolation: Any, cached: bool) -> None:
     node = make_node(isolation=isolation)
     with asking(node, node_cache_capable=cached, verbs=("filter", "prioritize")) as scheduler:

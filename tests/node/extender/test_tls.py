@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.certificates import authority, openssl, sign
 from tests.node.extender.conftest import address, asking
+from tests.programs import need
 
 from nodeplug.extender.certificates import Certificates, Loaded, Unusable, load
 from nodeplug.testing import ExtenderFailure, ScratchNode
@@ -29,6 +30,7 @@ def port() -> int:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
+    need("openssl")
     authority(tmp_path)
     sign(tmp_path, "server")
     sign(tmp_path, "scheduler")

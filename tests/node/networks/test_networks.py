@@ -185,6 +185,7 @@ def test_a_pod_chooses_another_default_network(pods: Pods, pod: Sandbox) -> None
     pods.nothing_left(pod)
 
 
+@pytest.mark.programs("ip", "nsenter")
 def test_the_default_route_leads_through_the_network_that_a_pod_chooses(
     pods: Pods, pod: Sandbox, inside: Callable[..., Any]
 ) -> None:

@@ -15,7 +15,9 @@ KEY = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 
 
-@pytest.mark.parametrize("fault", ["away", "silent", "busy", "broken", "half"])
+@pytest.mark.parametrize(
+    "fault", ["away", "silent", *(pytest.param(one, marks=pytest.mark.whole) for one in ("busy", "broken", "half"))]
+)
 def test_a_pod_that_cannot_be_read_fails_in_time_with_code_11(pods: Pods, pod: Sandbox, fault: Fault) -> None:
     """Patience is one second here; the whole test would end by its own limit otherwise."""
     with pods.api.failing(fault):
@@ -92,7 +94,15 @@ def test_pods_of_other_nodes_are_not_read(pods: Pods, pod: Sandbox) -> None:
         pods.attach("elsewhere", pod)
 
 
-@pytest.mark.parametrize("fault", ["away", "broken", "busy", "gone", "half", "mute watch", "silent"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "away",
+        "gone",
+        "mute watch",
+        *(pytest.param(one, marks=pytest.mark.whole) for one in ("broken", "busy", "half", "silent")),
+    ],
+)
 def test_what_has_changed_during_a_fault_is_known_after_it(pods: Pods, pod: Sandbox, fault: Fault) -> None:
     pods.api.definition("blue", bridge("blue", "10.81.0.0/24"))
     pods.knows("blue")
@@ -105,7 +115,9 @@ def test_what_has_changed_during_a_fault_is_known_after_it(pods: Pods, pod: Sand
     pods.nothing_left(pod)
 
 
-@pytest.mark.parametrize("fault", ["away", "broken", "conflict", "busy"])
+@pytest.mark.parametrize(
+    "fault", ["away", "conflict", *(pytest.param(one, marks=pytest.mark.whole) for one in ("broken", "busy"))]
+)
 def test_the_status_of_a_pod_is_written_when_the_server_lets_us(pods: Pods, pod: Sandbox, fault: Fault) -> None:
     pods.api.pod("web", {})
 

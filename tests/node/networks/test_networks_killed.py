@@ -83,6 +83,7 @@ def ended(pods: Pods, name: str, pod: Sandbox) -> bool:
     return True
 
 
+@pytest.mark.whole
 def test_lives_with_a_daemon_that_is_killed_at_any_moment_leave_nothing(pods: Pods) -> None:
     seed = int(os.environ.get("NODEPLUG_SEED", "155"))
     define(pods)

@@ -15,7 +15,7 @@ from nodeplug.testing import CONTAINERD, CniError, CniRuntime, Sandbox, ScratchN
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.programs("ip")]
 KEY = "k8s.v1.cni.cncf.io/networks"
 TOML = """
 [plugins.bridge.config]
@@ -43,7 +43,7 @@ class Place:
             self.root,
             TOML.format(root=self.root, keys=keys),
             supervisor='listen = "127.0.0.1:9091"\nnode_name = "node-1"\ninstall = true\nnative_entrypoints = false\n',
-            within=["nsenter", f"--net={host.path}"],
+            fork=True,
         )
         ranges = [[{"subnet": "10.81.0.0/24"}], [{"subnet": "10.91.0.0/24"}]]
         ipam = {"type": "host-local", "ranges": ranges}
@@ -75,9 +75,13 @@ class Place:
             return error.msg if error.code == 51 else f"code {error.code}: {error.msg}"
         return ""
 
+    def start(self) -> None:
+        with self.host.netns.entered():
+            self.node.start()
+
     def kill(self) -> None:
         self.node.kill()
-        self.node.start()
+        self.start()
         until(lambda: self.readyz()[0] == 200)
 
     def readyz(self) -> tuple[int, str]:
@@ -108,12 +112,13 @@ def place(stack: ExitStack, folder: Path, keys: str = "") -> Place:
     made.run("ip link set lo up")
     made.run("ip link set lo up", pod)
     stack.callback(lambda: print(made.node.log))  # noqa: T201 - shown when the test fails
-    made.node.start()
+    made.start()
     stack.callback(made.node.kill)
     until(lambda: made.node.paths.cni_bin.joinpath("nodeplug-networks").exists())
     return made
 
 
+@pytest.mark.programs("nft")
 def test_a_later_daemon_restores_what_somebody_removes_of_a_further_network(stack: ExitStack, short_path: Path) -> None:
     one = place(stack, short_path)
     one.attach()
@@ -197,7 +202,8 @@ def test_what_may_be_left_over_is_named_with_the_further_networks_of_its_pod(
     done.with_suffix(".begun").write_text(json.dumps(begun))  # as of a daemon that was killed within the ADD
     done.unlink()
     folders = ["--data-dir", one.root / "addresses", "--cache-dir", one.root / "none", "--run-dir", one.node.paths.run]
-    gone = one.node.run("net gc", "--dry-run", "--json", *map(str, folders))
+    with one.host.netns.entered():
+        gone = one.node.run("net gc", "--dry-run", "--json", *map(str, folders))
     rows = {(row["kind"], row["network"], row["ifname"]): row for row in json.loads(gone.stdout)}
     whole = rows["attachment", "all", "eth0"]
     named = "nodeplug-networks with nodeplug-bridge pods eth0, nodeplug-bridge blue net1"

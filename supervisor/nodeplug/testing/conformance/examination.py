@@ -310,7 +310,7 @@ class Examination:
         """Return the command lines of processes that are left of the stopped node, after some time."""
         end = time.monotonic() + min(self.patience, 5.0)
         while (left := sorted(command for _, command in marked(self.rig.folder))) and time.monotonic() < end:
-            time.sleep(0.05)
+            time.sleep(0.1)
         return left
 
     def left_since(self, before: Inventory, *, files: bool = True) -> list[str]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nodeplug.testing.dra.resource_api import ResourceApi
 
 PATIENCE: Final = 20.0
-_PAUSE: Final = 0.02
+_PAUSE: Final = 0.1
 _QUICK: Final = DraTimeouts(retry=0.1, poll=0.02, health=0.1)
 _NO_API: Final = (
     'no section of this node says serve = "dra", so that nobody has acted out an API server for it; write it below '
@@ -167,21 +167,14 @@ class DraCluster:
 
     def start(self, pod: str, *claims: str, seconds: float = PATIENCE) -> Edits:
         """Start a pod that is scheduled, as `admit`."""
-        failed: list[PrepareFailed] = []
-        found: list[Edits] = []
-
-        def tried() -> bool:
+        end = time.monotonic() + seconds
+        while True:
             try:
-                found.append(self.kubelet.admit(pod, claims)["main"])
-            except PrepareFailed as error:
-                failed.append(error)
-            return bool(found)
-
-        try:
-            until(tried, seconds)
-        except AssertionError:
-            raise failed[-1] from None
-        return found[0]
+                return self.kubelet.admit(pod, claims)["main"]
+            except PrepareFailed:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(_PAUSE)
 
     def end(self, pod: str) -> None:
         """End a pod, and free its claims."""
