@@ -9,6 +9,9 @@ from collections.abc import Callable
 from typing import Final
 
 _PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 0.1
+_SHARE: Final = 0.05
+"""Of the time waited so far, the next pause: what takes seconds is not asked for at fifty times a second."""
 PATIENCE: Final = 60.0
 """Seconds: many times what anything takes on an idle machine."""
 
@@ -26,7 +29,8 @@ def until(
     Raises:
         AssertionError: it never became true.
     """
-    end = time.monotonic() + seconds
+    begin = time.monotonic()
     while not condition():
-        assert time.monotonic() < end, f"it did not come to pass in {seconds:g} s{f': {found()}' if found else ''}"
-        time.sleep(_PAUSE)
+        waited = time.monotonic() - begin
+        assert waited < seconds, f"it did not come to pass in {seconds:g} s{f': {found()}' if found else ''}"
+        time.sleep(min(max(_PAUSE, waited * _SHARE), _LONGEST_PAUSE))
