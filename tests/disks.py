@@ -1,29 +1,24 @@
 """Disks for tests: a filesystem in a file, mounted while a block runs."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from tests.programs import need
 
 from nodeplug.testing.waiting import until
-
-TOOLS = {"xfs": "xfsprogs", "ext4": "e2fsprogs", "btrfs": "btrfs-progs"}
-PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 
 
 @contextmanager
 def attached_disk(folder: Path, fs_type: str, size: str) -> Iterator[Path]:
     """Yield a folder on a disk of its own; skip where the tools are missing."""
     tool = f"mkfs.{fs_type}"
-    if shutil.which(tool, path=PATH) is None:
-        pytest.skip(f"{tool} is missing: apt-get install {TOOLS[fs_type]}")
+    need(tool, "mount", "umount")
     image = folder.with_suffix(".disk")
     folder.mkdir()
     subprocess.run(["truncate", "-s", size, str(image)], check=True)
-    subprocess.run([tool, "-q", str(image)], check=True, capture_output=True, env={"PATH": PATH})
+    subprocess.run([tool, "-q", str(image)], check=True, capture_output=True)
     subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
     try:
         yield folder.resolve()

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from tests.programs import need
 
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
     """Give a folder for bindfs that every user may write to; not below /tmp: a program has a /tmp of its own."""
-    if shutil.which("bindfs") is None:
-        pytest.skip("needs bindfs of the package bindfs")
+    need("bindfs")
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o777)
     (folder / "hello").write_text("world")

@@ -34,6 +34,7 @@ PACKAGES: Mapping[str, str] = {
     "busybox": "busybox-static",
     "cc": "gcc libc6-dev",
     "containerd": "containerd",
+    "debugfs": "e2fsprogs",
     "dnsmasq": "dnsmasq-base",
     "e2fsck": "e2fsprogs",
     "etcd": "etcd-server",

@@ -119,5 +119,5 @@ def run(module: str, *words: str) -> tuple[int, str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*forked.search_path(), str(_ROOT)])}
     with tempfile.NamedTemporaryFile(mode="r") as said:
         path = Path(said.name)
-        status = forked.start(module, words, env, stdout=path, stderr=path).wait()
+        status = forked.start(module, words, env, stdout=path, stderr=path, repeated=True).wait()
         return status, said.read()

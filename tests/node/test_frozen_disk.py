@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from tests.programs import need
 
 from nodeplug import Pod, mounts, unmount
 from nodeplug.testing import BlockingKubelet, FlexCaller, FlexFailure, FlexVolume, ScratchNode
@@ -59,6 +59,23 @@ class Stager:
     def volume_stage(self, request):
         mount("scratch", request.staging_path, "tmpfs")
 """
+NET = '[plugins.net]\nuses = "net:Net"\n'
+
+
+@pytest.fixture(scope="session")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the plugins: one for all daemons, so that one process forks them."""
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "net.py").write_text(PLUGIN)
+    (folder / "stager.py").write_text(STAGER)
+    return folder
+
+
+@pytest.fixture
+def works(code: Path) -> Iterator[Path]:
+    """The file with which a DEL succeeds."""
+    yield code / "works"
+    (code / "works").unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -79,9 +96,7 @@ def make_disk(has_loop_devices: None, tmp_path: Path, short_path: Path) -> Itera
 
 
 def _mount(image: Path, folder: Path) -> None:
-    for program in ("mkfs.ext4", "fsfreeze"):
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program}")
+    need("mkfs.ext4", "mount", "umount", "fsfreeze")
     folder.mkdir(parents=True)
     with image.open("wb") as file:
         file.truncate(16 << 20)
@@ -95,12 +110,9 @@ def disk(make_disk: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture
-def node(disk: Path, short_path: Path, tmp_path: Path) -> Iterator[ScratchNode]:
-    (tmp_path / "net.py").write_text(PLUGIN)
-    supervisor = 'listen = ""\ninstall = true\n'
-    made = ScratchNode(
-        short_path, '[plugins.net]\nuses = "net:Net"\n', supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)}
-    )
+def node(disk: Path, short_path: Path, code: Path) -> Iterator[ScratchNode]:
+    supervisor = 'listen = ""\ninstall = true\nnative_entrypoints = false\n'
+    made = ScratchNode(short_path, NET, supervisor=supervisor, env={"PYTHONPATH": str(code)}, fork=True)
     made.start()
     until((made.paths.cni_bin / "nodeplug-net").exists)  # a slow installation goes on behind the start
     yield made
@@ -166,6 +178,7 @@ def test_a_daemon_starts_and_serves_beside_a_frozen_folder_of_volume_drivers(
         thaw(drivers)
 
 
+@pytest.mark.whole
 def test_control_and_status_are_answered_while_the_disk_of_the_state_folder_is_frozen(
     node: ScratchNode, disk: Path
 ) -> None:
@@ -193,7 +206,7 @@ def test_probes_are_answered_while_the_folder_of_the_exec_socket_is_frozen(
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     folder = make_disk("run/nodeplug")
-    node = ScratchNode(short_path, "", supervisor=f'listen = "127.0.0.1:{port}"\n')
+    node = ScratchNode(short_path, "", supervisor=f'listen = "127.0.0.1:{port}"\n', fork=True)
     node.start()
     try:
         os.kill(node.pid, signal.SIGSTOP)  # else it could make the socket anew before the folder is frozen
@@ -211,14 +224,14 @@ def test_probes_are_answered_while_the_folder_of_the_exec_socket_is_frozen(
 
 
 def test_a_deferred_del_that_cannot_be_removed_from_a_frozen_disk_holds_up_nobody_else(
-    node: ScratchNode, disk: Path, tmp_path: Path
+    node: ScratchNode, disk: Path, works: Path
 ) -> None:
     node.kill()
     assert entrypoint(node, "DEL", "c1").returncode == 0
     node.start()
     until(lambda: node.status()["spool"] == 1)
     freeze(disk)
-    (tmp_path / "works").touch()  # the next replay succeeds, and its file cannot be removed
+    works.touch()  # the next replay succeeds, and its file cannot be removed
     until(lambda: "does not answer" in node.status()["reasons"].get("deferred DELs", ""))
     assert entrypoint(node, "STATUS").returncode == 0
     refused = json.loads(entrypoint(node, "ADD", "c1").stdout)
@@ -235,14 +248,10 @@ def confirmed(node: ScratchNode) -> int:
     return int(resource["allocated"] - resource["unconfirmed"])
 
 
-NET = '[plugins.net]\nuses = "net:Net"\n'
-
-
 @contextmanager
 def beside_kubelet(disk: Path, root: Path, code: Path) -> Iterator[tuple[ScratchNode, BlockingKubelet]]:
     """Give a node that is not started and a kubelet; the disk is thawed at the end, so that the node can end."""
-    (code / "net.py").write_text(PLUGIN)
-    node = ScratchNode(root, NET, supervisor='listen = ""\n', env={"PYTHONPATH": str(code)})
+    node = ScratchNode(root, NET, supervisor='listen = ""\n', env={"PYTHONPATH": str(code)}, fork=True)
     with BlockingKubelet(root / "var" / "lib" / "kubelet") as kubelet:
         try:
             yield node, kubelet
@@ -252,9 +261,9 @@ def beside_kubelet(disk: Path, root: Path, code: Path) -> Iterator[tuple[Scratch
 
 
 def test_devices_are_allocated_and_their_holders_known_while_the_disk_of_the_state_folder_is_frozen(
-    disk: Path, short_path: Path, tmp_path: Path
+    disk: Path, short_path: Path, code: Path
 ) -> None:
-    with beside_kubelet(disk, short_path, tmp_path) as (node, kubelet):
+    with beside_kubelet(disk, short_path, code) as (node, kubelet):
         node.start()
         kubelet.until_allocatable("example.com/thing", 2)
         freeze(disk)
@@ -265,10 +274,10 @@ def test_devices_are_allocated_and_their_holders_known_while_the_disk_of_the_sta
 
 
 def test_a_plugin_ends_while_kubelets_folder_of_sockets_is_frozen_and_its_socket_goes_when_that_answers(
-    make_disk: Callable[[str], Path], short_path: Path, tmp_path: Path
+    make_disk: Callable[[str], Path], short_path: Path, code: Path
 ) -> None:
     folder = make_disk("var/lib/kubelet/device-plugins")
-    with beside_kubelet(folder, short_path, tmp_path) as (node, kubelet):
+    with beside_kubelet(folder, short_path, code) as (node, kubelet):
         node.start()
         kubelet.until_allocatable("example.com/thing", 2)
         freeze(folder)
@@ -283,10 +292,10 @@ def test_a_plugin_ends_while_kubelets_folder_of_sockets_is_frozen_and_its_socket
 
 
 def test_a_daemon_starts_while_kubelets_folder_of_sockets_is_frozen_and_registers_when_it_answers(
-    make_disk: Callable[[str], Path], short_path: Path, tmp_path: Path
+    make_disk: Callable[[str], Path], short_path: Path, code: Path
 ) -> None:
     folder = make_disk("var/lib/kubelet/device-plugins")
-    with beside_kubelet(folder, short_path, tmp_path) as (node, kubelet):
+    with beside_kubelet(folder, short_path, code) as (node, kubelet):
         freeze(folder)
         node.start()
         until(lambda: any(f"check the filesystem of {folder}" in one["error"] for one in node.status()["resources"]))
@@ -296,11 +305,11 @@ def test_a_daemon_starts_while_kubelets_folder_of_sockets_is_frozen_and_register
 
 
 def test_the_record_of_an_attachment_goes_when_the_disk_that_refused_to_forget_it_answers_again(
-    make_disk: Callable[[str], Path], node: ScratchNode, tmp_path: Path
+    make_disk: Callable[[str], Path], node: ScratchNode, works: Path
 ) -> None:
     node.kill()
     records = make_disk("run/nodeplug/attachments")
-    (tmp_path / "works").touch()
+    works.touch()
     node.start()
     with closing(new_netns()) as netns:  # which lives: else the daemon would end the attachments by itself
         for container in ("c1", "c2"):
@@ -346,6 +355,7 @@ def mounts_again(volumes: FlexCaller, volume: FlexVolume) -> bool:
     return False
 
 
+@pytest.mark.programs("e2fsck")
 def test_a_pods_volume_goes_while_the_disk_of_its_records_is_frozen_and_they_go_when_it_answers(
     node: ScratchNode, disk: Path, volumes: FlexCaller
 ) -> None:
@@ -363,6 +373,7 @@ def test_a_pods_volume_goes_while_the_disk_of_its_records_is_frozen_and_they_go_
     assert volume_records(node)
 
 
+@pytest.mark.programs("e2fsck")
 def test_a_mount_fails_and_leaves_nothing_while_the_disk_of_the_records_is_frozen(
     node: ScratchNode, disk: Path, volumes: FlexCaller
 ) -> None:
@@ -377,9 +388,8 @@ def test_a_mount_fails_and_leaves_nothing_while_the_disk_of_the_records_is_froze
 
 
 def test_the_first_mount_with_a_secret_fails_while_the_disk_of_the_records_is_frozen(
-    node: ScratchNode, disk: Path, volumes: FlexCaller, tmp_path: Path
+    node: ScratchNode, disk: Path, volumes: FlexCaller
 ) -> None:
-    (tmp_path / "stager.py").write_text(STAGER)
     node.kill()
     node.configure('[plugins.stager]\nuses = "stager:Stager"\n')
     node.start()

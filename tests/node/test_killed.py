@@ -4,7 +4,7 @@ Afterwards another daemon starts, and a DEL comes, or none does: then the contai
 composes the DEL by itself, without namespace and result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,11 +121,20 @@ def place(scratch: ScratchCni, kind: str) -> Place:
     return made
 
 
-KINDS = [("bridge", 15), ("ptp", 12), ("host-local", 4), ("static", 12)]
+def kinds(least: Mapping[str, int], *, quick: set[str]) -> list[Any]:
+    """Give each kind with the number of steps it has at least; those of the quick suite take all kinds of steps."""
+    return [
+        pytest.param(kind, steps, marks=() if kind in quick else pytest.mark.whole) for kind, steps in least.items()
+    ]
+
+
+BY_ADD = {"bridge": 15, "ptp": 12, "host-local": 4, "static": 12}
+BY_DEL = {"bridge": 6, "ptp": 5, "host-local": 1, "static": 4}
+BY_GC = {"bridge": 6, "ptp": 5, "host-local": 1, "static": 6}
 
 
 @pytest.mark.parametrize("ending", ["del", "none"])
-@pytest.mark.parametrize(("kind", "least"), KINDS)
+@pytest.mark.parametrize(("kind", "least"), kinds(BY_ADD, quick={"bridge", "host-local"}))
 def test_nothing_is_left_of_an_add_that_was_killed(place: Place, least: int, ending: str) -> None:
     seen = {False}
     assert place.left() == []
@@ -138,7 +147,7 @@ def test_nothing_is_left_of_an_add_that_was_killed(place: Place, least: int, end
     assert place.left() == []
 
 
-@pytest.mark.parametrize(("kind", "least"), [("bridge", 6), ("ptp", 5), ("host-local", 1), ("static", 4)])
+@pytest.mark.parametrize(("kind", "least"), kinds(BY_DEL, quick={"bridge"}))
 def test_nothing_is_left_of_a_del_that_was_killed(place: Place, least: int) -> None:
     def prepare() -> None:
         place.add()
@@ -153,7 +162,7 @@ def test_nothing_is_left_of_a_del_that_was_killed(place: Place, least: int) -> N
     assert place.left() == []
 
 
-@pytest.mark.parametrize(("kind", "least"), [("bridge", 6), ("ptp", 5), ("host-local", 1), ("static", 6)])
+@pytest.mark.parametrize(("kind", "least"), kinds(BY_GC, quick={"ptp", "static"}))
 def test_a_gc_that_was_killed_is_repeated_to_the_end_and_takes_nothing_of_others(place: Place, least: int) -> None:
     def prepare() -> None:
         place.add()

@@ -17,7 +17,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
@@ -38,21 +38,35 @@ _NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLO
 
 def main() -> None:
     """Serve until stdin ends; in each child, become what was ordered."""
-    gc.disable()  # as `nodeplug serve` does
-    for name in _PRELOADED:
-        __import__(name)
-    gc.enable()
-    gc.collect()
-    gc.freeze()  # a garbage collection in a child would copy all that was imported
+    _load(_PRELOADED)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end what they started
     order = _serve()
     if order is not None:
         _become(order)
 
 
+def _load(names: Iterable[str]) -> None:
+    gc.disable()  # as `nodeplug serve` does
+    for name in names:
+        __import__(name)
+    gc.enable()
+    gc.collect()
+    gc.freeze()  # a garbage collection in a child would copy all that was imported
+
+
+def _load_imports_of(target: str, search: str) -> None:
+    """Import what a module imports, and leave the module itself to the children: each runs it anew, as `__main__`."""
+    path = list(sys.path)
+    sys.path[:0] = filter(None, search.split(os.pathsep))
+    _load([target])
+    del sys.modules[target]
+    sys.path[:] = path
+
+
 def _serve() -> dict[str, Any] | None:
     """Answer orders; return one in each child, and None at the end."""
     running: set[int] = set()
+    loaded: set[str] = set()
     for line in sys.stdin.buffer:
         order = json.loads(line)
         if "wait" in order:
@@ -60,6 +74,9 @@ def _serve() -> dict[str, Any] | None:
             running.discard(order["wait"])
             _answer({"status": os.waitstatus_to_exitcode(status)})
             continue
+        if order["repeated"] and order["target"] not in loaded:
+            _load_imports_of(order["target"], order["env"].get("PYTHONPATH", ""))
+            loaded.add(order["target"])
         # Before the answer: the thread that asks, whose namespaces these are, may end with it.
         order["namespaces"] = [[_open(f"{order['task']}/ns/{kind}"), flag] for kind, flag in _NAMESPACES.items()]
         child = os.fork()  # noqa: TID251 - see the first lines

@@ -95,6 +95,7 @@ def start(
     stdin: Path = Path(os.devnull),
     stdout: Path,
     stderr: Path,
+    repeated: bool = False,
 ) -> Forked:
     """Start a module or a file of Python in the namespaces of the calling thread, with `/` as its folder.
 
@@ -105,6 +106,8 @@ def start(
         stdin: the path that it reads.
         stdout: a file to which it appends.
         stderr: likewise.
+        repeated: whether it is a module that is started many times: it is imported once, before, and each child finds
+            what it imports. As long as it is not `__main__` it does no more than that.
 
     Raises:
         NotReady: the process that forks has ended.
@@ -113,6 +116,7 @@ def start(
         "target": target,
         "argv": [target, *arguments],
         "env": dict(env),
+        "repeated": repeated,
         "streams": [str(stdin), str(stdout), str(stderr)],
         "task": f"/proc/{os.getpid()}/task/{threading.get_native_id()}",
     }

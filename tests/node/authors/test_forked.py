@@ -104,6 +104,19 @@ def test_it_begins_in_the_network_of_the_thread_that_asked(forks: Forks) -> None
     netns.close()
 
 
+def test_what_a_module_imports_that_is_started_many_times_is_imported_once(forks: Forks) -> None:
+    env = {**ENV, "PYTHONPATH": f"{forks.folder}{os.pathsep}{ENV['PYTHONPATH']}"}
+    (forks.folder / "heavy.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
+    (forks.folder / "light.py").write_text(
+        "import heavy, os, sys\n"
+        "if __name__ == '__main__':\n    print(sys.argv[1], heavy.IMPORTED_BY == os.getppid(), flush=True)\n"
+    )
+    for word in ("one", "two"):
+        process = forked.start("light", [word], env, stdout=forks.stdout, stderr=forks.stderr, repeated=True)
+        assert process.wait(60) == 0, forks.stderr.read_text()
+    assert forks.stdout.read_text().splitlines() == ["one True", "two True"]
+
+
 def test_its_exit_status_is_told(forks: Forks) -> None:
     process = forks.start("import sys; sys.exit(7)")
     assert (process.wait(60), process.poll(), process.returncode) == (7, 7, 7)

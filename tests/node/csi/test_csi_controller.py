@@ -48,6 +48,7 @@ def delete(kubelet: Any, volume_id: str) -> None:
     controller(kubelet).DeleteVolume(pb.DeleteVolumeRequest(volume_id=volume_id), timeout=60, wait_for_ready=True)
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_volume_that_a_pod_has_is_not_deleted(kubelet: Any) -> None:
     volume = create(kubelet, "pvc-1")
     target = kubelet.publish(LOOPFILE, volume.volume_id, "a", dict(volume.volume_context))
@@ -63,6 +64,7 @@ def test_a_volume_that_a_pod_has_is_not_deleted(kubelet: Any) -> None:
     assert gone.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_volume_says_on_which_node_it_is_and_kubelet_hears_the_same(kubelet: Any) -> None:
     (here,) = create(kubelet, "pvc-1").accessible_topology
     told = kubelet.driver(LOOPFILE).NodeGetInfo(pb.NodeGetInfoRequest(), timeout=10)
@@ -109,6 +111,7 @@ def test_kubelets_stand_in_gives_pods_a_block_volume_and_takes_it_again(kubelet:
     delete(kubelet, made.volume_id)
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_one_volume_is_not_a_filesystem_for_one_pod_and_a_device_for_another(kubelet: Any) -> None:
     volume = create(kubelet, "pvc-1")
     kubelet.publish(LOOPFILE, volume.volume_id, "a", dict(volume.volume_context))
@@ -125,6 +128,7 @@ def test_one_volume_is_not_a_filesystem_for_one_pod_and_a_device_for_another(kub
     kubelet.unpublish(LOOPFILE, volume.volume_id, "a")
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_volumes_that_were_created_are_there_after_a_kill(kubelet: Any) -> None:
     for number in range(3):
         create(kubelet, f"pvc-{number}")

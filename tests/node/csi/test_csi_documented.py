@@ -52,6 +52,7 @@ def test_the_inline_volume_of_the_page_is_one_of_its_size(kubelet: Any) -> None:
     assert not target.exists()
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @pytest.mark.usefixtures("has_loop_devices")
 def test_the_volume_that_is_written_by_hand_is_found_or_not_there_and_never_made(kubelet: Any) -> None:
     source = written("PersistentVolume")["spec"]["csi"]

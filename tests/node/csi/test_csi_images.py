@@ -1,7 +1,6 @@
 """The image driver over CSI, as kubelet calls it."""
 
 import hashlib
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.programs import need
 
 from nodeplug import mounted_at
 from nodeplug.pb import csi_v1_pb2 as pb
@@ -25,8 +25,7 @@ path = "{root}"
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    if shutil.which("mksquashfs") is None:
-        pytest.skip("needs mksquashfs of the package squashfs-tools")
+    need("mksquashfs")
     (tmp_path / "content").mkdir()
     (tmp_path / "content" / "weights").write_text("weights")
     made = tmp_path / "root" / "model.squashfs"
@@ -40,6 +39,7 @@ def kubelet(start_kubelet: Callable[..., Any], image: Path) -> Any:
     return start_kubelet(CONFIG.format(root=image.parent))
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_pods_share_an_image_by_its_digest_and_each_writes_to_its_own_layer(kubelet: Any, image: Path) -> None:
     digest = f"sha256:{hashlib.sha256(image.read_bytes()).hexdigest()}"
     context, handle = {"path": image.name, "digest": digest}, f"data/{image.name}@{digest}"
@@ -56,6 +56,7 @@ def test_pods_share_an_image_by_its_digest_and_each_writes_to_its_own_layer(kube
     assert kubelet.mounted() == []
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_killed_daemon_leaves_the_pods_their_layers(kubelet: Any, image: Path) -> None:
     writer = kubelet.publish(DRIVER, f"data/{image.name}", "a", {"path": image.name, "overlay": "8Mi"})
     (writer / "mine").write_text("kept")

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from tests.programs import need
 
 from nodeplug import unmount
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
@@ -112,11 +113,12 @@ def own_disk(has_loop_devices: None, root: Path) -> Iterator[Path]:
 
     With a journal, for without one ext4 keeps a number back for some seconds (ialloc.c, recently_deleted).
     """
+    need("mkfs.ext4", "mount")
     image, folder = root / "image", root / "disk"
     folder.mkdir()
     with image.open("wb") as file:
         file.truncate(16 << 20)
-    subprocess.run(["/sbin/mkfs.ext4", "-q", "-J", "size=4", str(image)], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-J", "size=4", str(image)], check=True)
     subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
     try:
         yield folder

@@ -150,6 +150,8 @@ def test_devices_that_the_plugin_does_not_confirm_become_unhealthy_after_a_while
     crashing.begin()
     crashing.crash()
     crashing.has("listless")
+    section = SECTION.format(name="thing", folder=crashing.folder / "thing").replace("thing_guest", "impatient_guest")
+    crashing.node.configure(f'{section}isolation = "thread"\n')
     crashing.node.start()
     crashing.kubelet.until_allocatable(THING, 2)
     crashing.kubelet.until_allocatable(THING, 0, 60)

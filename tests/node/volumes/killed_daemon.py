@@ -1,7 +1,7 @@
-"""A volume side that is killed before its n-th change of the world: run by test_volumes_killed.py as a program.
+"""A volume side that is killed before its n-th change of the world: run by test_volumes_killed.py as a module.
 
-Arguments: area, n, then the argv of the driver. Every rename, unlink, mkdir, rmdir, truncate, ioctl, tool, mount and
-unmount below the area counts as one change. Without a kill the answer is printed and the exit status is 0.
+Arguments: n, area, then the argv of the driver. Every rename, unlink, mkdir, rmdir, truncate, ioctl, tool, mount and
+unmount below the area counts as one change. Without a kill the verb succeeds and the exit status is 0.
 """
 
 import asyncio
@@ -56,6 +56,12 @@ class Libc:
         return self._real.umount2(*arguments)
 
 
+def count_mounts(changes: Changes) -> None:
+    """Let mounts and unmounts of nodeplug count as changes."""
+    names = vars(sys.modules["nodeplug.contract.mounts"])
+    names["_LIBC"] = Libc(names["_LIBC"], changes)
+
+
 def service(area: Path) -> FlexService:
     (area / "host").mkdir(exist_ok=True)
     plugin = LoopFile(LoopFileConfig(directory=area / "images"), host(area / "host"))
@@ -65,17 +71,17 @@ def service(area: Path) -> FlexService:
     return FlexService(registry, runner, Volumes(runner, Journal(area / "journal"), area / "staging"))
 
 
-def main(area: Path, fatal: int, argv: tuple[str, ...]) -> None:
+def main(fatal: int, area: Path, argv: tuple[str, ...]) -> None:
     async def once() -> bytes:
         front = service(area)
         changes = Changes(fatal)
         sys.addaudithook(changes.audit)
-        names = vars(sys.modules["nodeplug.contract.mounts"])
-        names["_LIBC"] = Libc(names["_LIBC"], changes)
+        count_mounts(changes)
         return (await front.handle(Frame("flex", PATH, argv), ())).stdout
 
-    sys.stdout.write(json.dumps(json.loads(asyncio.run(once()))))
+    answer = json.loads(asyncio.run(once()))
+    assert answer == {"status": "Success"}, answer
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3:]))

@@ -1,6 +1,6 @@
 """A loopfile plugin that is killed before its n-th change of the world: run by test_volumes_created.py as a module.
 
-Arguments: folder, n, then one call. Every file made, renamed, removed, cut or grown, ioctl and tool counts as a change.
+Arguments: n, folder, then one call. Every file made, renamed, removed, cut or grown, ioctl and tool counts as a change.
 """
 
 import os
@@ -38,7 +38,7 @@ def call(plugin: LoopFile, name: str) -> None:
         plugin.volume_expand(VolumeExpand(driver=DRIVER, volume_id=SOURCE, new_size=32 * MIB))
 
 
-def main(area: Path, fatal: int, name: str) -> None:
+def main(fatal: int, area: Path, name: str) -> None:
     plugin = LoopFile(LoopFileConfig(directory=area / "images"), host(area / "host"))
     plugin.start()
     changes = Changes(fatal)
@@ -53,4 +53,4 @@ def main(area: Path, fatal: int, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

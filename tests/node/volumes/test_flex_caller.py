@@ -33,6 +33,7 @@ MOUNTS = """mount) mount -t tmpfs tmpfs "$2" && echo '{"status": "Success"}';;""
 UNMOUNTS = """unmount) umount "$2" && echo '{"status": "Success"}';;"""
 
 
+@pytest.mark.programs("mount")
 def test_mount_makes_the_target_and_passes_kubelets_options(make: Any) -> None:
     caller = make(MOUNTS)
     target = caller.mount(POD, VOLUME, fs_group=2000)
@@ -43,6 +44,7 @@ def test_mount_makes_the_target_and_passes_kubelets_options(make: Any) -> None:
     assert '"kubernetes.io/mounterArgs.FsGroup": "2000"' in text
 
 
+@pytest.mark.programs("mount", "umount")
 def test_unmount_removes_the_directory(make: Any) -> None:
     caller = make(f"{MOUNTS}\n{UNMOUNTS}")
     target = caller.mount(POD, VOLUME)
@@ -50,6 +52,7 @@ def test_unmount_removes_the_directory(make: Any) -> None:
     assert not target.exists()
 
 
+@pytest.mark.programs("mount")
 def test_a_mount_point_at_the_target_is_success_without_a_call(make: Any) -> None:
     caller = make(MOUNTS)
     caller.mount(POD, VOLUME)
@@ -106,6 +109,7 @@ def test_capabilities_that_init_leaves_out_have_kubelets_defaults(make: Any) -> 
     assert caller.capabilities["supportsMetrics"] is False
 
 
+@pytest.mark.programs("mount")
 def test_an_unmount_that_leaves_the_mount_is_a_failure(make: Any) -> None:
     caller = make(f'{MOUNTS}\nunmount) echo \'{{"status": "Success"}}\';;')
     caller.mount(POD, VOLUME)
@@ -113,6 +117,7 @@ def test_an_unmount_that_leaves_the_mount_is_a_failure(make: Any) -> None:
         caller.unmount(POD, "data")
 
 
+@pytest.mark.programs("mount", "umount")
 def test_a_driver_may_remove_the_directory_itself(make: Any) -> None:
     caller = make(f"""{MOUNTS}\nunmount) umount "$2" && rmdir "$2" && echo '{{"status": "Success"}}';;""")
     target = caller.mount(POD, VOLUME)
@@ -120,6 +125,7 @@ def test_a_driver_may_remove_the_directory_itself(make: Any) -> None:
     assert not target.exists()
 
 
+@pytest.mark.programs("umount")
 @pytest.mark.usefixtures("has_fuse")
 def test_a_mount_whose_server_died_is_unmounted(make: Any) -> None:
     caller = make(UNMOUNTS)
@@ -140,6 +146,7 @@ def test_unmount_of_a_missing_target_makes_no_call(make: Any) -> None:
     assert caller.calls == []
 
 
+@pytest.mark.programs("mount")
 def test_a_driver_with_attach_is_attached_mounted_and_bound(make: Any) -> None:
     caller = make(
         """attach) echo '{"status": "Success", "device": "/dev/x"}';;

@@ -42,6 +42,7 @@ def owner(path: Path) -> tuple[int, str]:
 # --- fsGroup
 
 
+@pytest.mark.programs("mount")
 def test_the_whole_tree_gets_the_group(make: Any) -> None:
     target = make(MOUNTS).mount(POD, VOLUME, fs_group=GROUP)
     assert owner(target / "d")[0] == GROUP
@@ -50,6 +51,7 @@ def test_the_whole_tree_gets_the_group(make: Any) -> None:
     assert target.stat().st_gid == GROUP
 
 
+@pytest.mark.programs("mount")
 def test_a_symlink_is_owned_and_not_followed(make: Any, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.touch()
@@ -59,6 +61,7 @@ def test_a_symlink_is_owned_and_not_followed(make: Any, tmp_path: Path) -> None:
     assert outside.stat().st_gid == 0
 
 
+@pytest.mark.programs("mount")
 @pytest.mark.parametrize("kind", ["capability", "read-only", "no group"])
 def test_the_tree_is_left_alone(make: Any, kind: str) -> None:
     init = PLAIN.replace("false}", 'false, "fsGroup": false}') if kind == "capability" else PLAIN
@@ -67,6 +70,7 @@ def test_the_tree_is_left_alone(make: Any, kind: str) -> None:
     assert owner(target / "d" / "f") == (0, "0o600")
 
 
+@pytest.mark.programs("mount")
 def test_a_root_that_is_right_stops_the_walk(make: Any) -> None:
     ready = MOUNTS.replace("&& echo", f'&& chgrp {GROUP} "$2" && chmod 2770 "$2" && echo')
     target = make(ready).mount(POD, VOLUME, fs_group=GROUP, policy="OnRootMismatch")
@@ -76,6 +80,7 @@ def test_a_root_that_is_right_stops_the_walk(make: Any) -> None:
 # --- defaults
 
 
+@pytest.mark.programs("mount")
 def test_a_mount_that_is_not_supported_is_a_bind_of_the_device(make: Any) -> None:
     caller = make(
         """mountdevice) mount -t tmpfs tmpfs "$2" && touch "$2/x" && echo '{"status": "Success"}';;""", ATTACH
@@ -101,6 +106,7 @@ def test_a_mountdevice_that_is_not_supported_does_nothing_without_a_device(make:
     assert mounted_at(str(caller.device_target("data"))) is None
 
 
+@pytest.mark.programs("mount")
 def test_unmounts_that_are_not_supported_are_kubelets_own(make: Any) -> None:
     caller = make("""mountdevice) mount -t tmpfs tmpfs "$2" && echo '{"status": "Success"}';;""", ATTACH)
     target = caller.mount(POD, VOLUME)
@@ -133,6 +139,7 @@ def test_the_answer_to_getvolumename_is_ignored(make: Any) -> None:
 # --- capabilities
 
 
+@pytest.mark.programs("mount")
 def test_metrics_and_relabelling_follow_the_capabilities(make: Any) -> None:
     init = PLAIN.replace("false}", 'false, "supportsMetrics": true, "selinuxRelabel": false}')
     caller = make(MOUNTS, init)
@@ -143,12 +150,14 @@ def test_metrics_and_relabelling_follow_the_capabilities(make: Any) -> None:
     assert caller.attributes(VOLUME) == {"readOnly": False, "managed": True, "selinuxRelabel": False}
 
 
+@pytest.mark.programs("mount")
 def test_there_are_no_metrics_by_default(make: Any) -> None:
     caller = make(MOUNTS)
     caller.mount(POD, VOLUME)
     assert caller.metrics(POD, "data") is None
 
 
+@pytest.mark.programs("mount")
 def test_expandfs_names_the_pods_directory_and_sends_no_secret(make: Any) -> None:
     caller = make(f'{MOUNTS}\nexpandfs) echo \'{{"status": "Success"}}\';;')
     target = caller.mount(POD, VOLUME)
@@ -203,6 +212,7 @@ if [ "$n" -lt 2 ]; then echo '{"status": "Failure", "message": "later"}'; else
 mount -t tmpfs tmpfs "$2" && echo '{"status": "Success"}'; fi;;"""
 
 
+@pytest.mark.programs("mount")
 def test_a_failed_mount_is_repeated_with_growing_waits(make: Any) -> None:
     caller = make(FAILS_TWICE, backoff=Backoff(scale=0))
     caller.mount_until(POD, VOLUME, 5)
@@ -223,6 +233,7 @@ def test_each_operation_waits_for_its_own_failures() -> None:
     assert backoff.failed("mount a") == 0.5
 
 
+@pytest.mark.programs("mount")
 def test_a_mount_left_behind_by_a_failure_is_success_at_the_next_try(make: Any) -> None:
     """What the driver must not do: kubelet does not call again for a directory where something is mounted."""
     caller = make(
@@ -239,6 +250,7 @@ def test_a_mount_left_behind_by_a_failure_is_success_at_the_next_try(make: Any) 
 BINDS = """mount) mount --bind "$(dirname "$0")" "$2" && echo '{"status": "Success"}';;"""
 
 
+@pytest.mark.programs("mount")
 @pytest.mark.parametrize(("sees", "calls"), [(True, 1), (False, 2)])
 def test_a_kubelet_that_sees_no_binds_mounts_them_again(make: Any, sees: bool, calls: int) -> None:
     caller = make(BINDS, sees_binds=sees)
@@ -247,6 +259,7 @@ def test_a_kubelet_that_sees_no_binds_mounts_them_again(make: Any, sees: bool, c
     assert [argv[0] for argv in caller.calls].count("mount") == calls
 
 
+@pytest.mark.programs("mount")
 def test_old_kubelets_tell_the_device_and_the_group_in_their_own_way(make: Any) -> None:
     script = f"""{MOUNTS.replace('"$2', '"$2')}
 waitforattach) echo '{{"status": "Success", "device": "tmpfs"}}';;
@@ -260,12 +273,14 @@ isattached) echo '{{"status": "Success", "attached": true}}';;"""
     assert caller.calls[-1][1] == "node-1"
 
 
+@pytest.mark.programs("mount")
 def test_options_of_the_user_override_those_of_kubelet(make: Any) -> None:
     caller = make(MOUNTS)
     caller.mount(POD, FlexVolume("data", {"kubernetes.io/pod.name": "mallory"}))
     assert json.loads(caller.calls[-1][2])["kubernetes.io/pod.name"] == "mallory"
 
 
+@pytest.mark.programs("mount")
 def test_the_driver_runs_in_the_root_directory_without_input(make: Any, area: Path) -> None:
     caller = make(f"""mount) pwd > {area}/where; cat >> {area}/where; mount -t tmpfs t "$2"
 echo '{{"status": "Success"}}';;""")

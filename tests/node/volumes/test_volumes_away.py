@@ -62,15 +62,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield found
 
 
-def detach(disk: Path) -> str:
-    """Unmount a disk; return what to mount again."""
-    found = subprocess.run(["findmnt", "-no", "SOURCE", disk], check=True, capture_output=True, text=True)
-    device = found.stdout.strip()
+def detach(disk: Path) -> None:
+    """Unmount a disk, and keep it mounted elsewhere."""
     subprocess.run(["mount", "--make-private", disk], check=True)
-    subprocess.run(["mkdir", "-p", f"{disk}.elsewhere"], check=True)
+    Path(f"{disk}.elsewhere").mkdir(exist_ok=True)
     subprocess.run(["mount", "--bind", disk, f"{disk}.elsewhere"], check=True)
     subprocess.run(["umount", "--lazy", disk], check=True)  # a loop device may have a file open
-    return device
 
 
 def attach(disk: Path) -> None:
@@ -221,6 +218,7 @@ def test_a_folder_that_is_on_the_disk_is_not_made_below_the_mount_point(
     attach(disk)
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_another_disk_in_its_place_is_refused(tmp_path: Path, make: Callable[[Path], LoopFile]) -> None:
     plugin = make(tmp_path / "images")
     create(plugin)
@@ -231,6 +229,7 @@ def test_another_disk_in_its_place_is_refused(tmp_path: Path, make: Callable[[Pa
         names(plugin)
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_volumes_that_an_earlier_version_made_are_marked_and_noted(
     tmp_path: Path, make: Callable[[Path], LoopFile], make_host: Any
 ) -> None:
@@ -263,6 +262,7 @@ def test_volumes_that_were_moved_to_another_disk_with_their_marker_are_served(
     assert names(make(disk)) == ["one"]
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_an_administrator_starts_anew_by_removing_the_note(
     tmp_path: Path, make: Callable[[Path], LoopFile], make_host: Any
 ) -> None:
@@ -281,6 +281,7 @@ def test_an_administrator_starts_anew_by_removing_the_note(
     assert names(plugin) == ["one"]
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_note_that_is_damaged_is_no_reason_to_take_volumes_for_gone(
     tmp_path: Path, make: Callable[[Path], LoopFile], make_host: Any
 ) -> None:

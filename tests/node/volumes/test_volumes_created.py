@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.disks import attached_disk
+from tests.node.killing import every_step
 from tests.node.volumes.images import DRIVER, MIB, Make, Node, images
 from tests.node.volumes.killed_store import call
 
@@ -35,7 +34,6 @@ from nodeplug_volumes import copying, extents, filesystem, loopdev
 from nodeplug_volumes.filesystem import FsType
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_loop_devices")]
-REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -59,12 +57,14 @@ def node(make: Make) -> Node:
 # --- creating and deleting
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_created_volume_has_a_filesystem_and_keeps_its_data(node: Node) -> None:
     assert node.create("pvc-1") == "pvc-1"
     node.write("pvc-1", "kept")
     assert node.read("pvc-1") == "kept"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_repeated_creation_finds_the_volume_and_its_data(node: Node) -> None:
     node.create("pvc-1")
     node.write("pvc-1", "kept")
@@ -72,6 +72,7 @@ def test_a_repeated_creation_finds_the_volume_and_its_data(node: Node) -> None:
     assert node.read("pvc-1") == "kept"
 
 
+@pytest.mark.programs("mkfs.ext4")
 @pytest.mark.parametrize(
     "other",
     [{"size": 32 * MIB}, {"size": MIB, "limit": 8 * MIB}, {"fs_type": "xfs", "size": 16 * MIB}, {"block": True}],
@@ -89,6 +90,7 @@ def test_a_volume_that_a_pod_has_named_is_never_given_to_somebody_else(node: Nod
     assert (node.directory / "data.img").read_bytes() == b"somebody's"
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_any_name_makes_a_volume_of_its_own(node: Node) -> None:
     names = ["../x", "a/b", "ä", "x" * 300]
     made = {node.create(name, MIB) for name in names}
@@ -97,6 +99,7 @@ def test_any_name_makes_a_volume_of_its_own(node: Node) -> None:
     assert not [name for name in node.files if "/" in name]
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_deleted_volume_leaves_nothing(node: Node) -> None:
     node.create("pvc-1")
     node.delete("pvc-1")
@@ -105,6 +108,7 @@ def test_a_deleted_volume_leaves_nothing(node: Node) -> None:
     assert node.files == []
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_volume_in_use_is_not_deleted(node: Node) -> None:
     node.create("pvc-1")
     node.stage("pvc-1")
@@ -114,6 +118,7 @@ def test_a_volume_in_use_is_not_deleted(node: Node) -> None:
     node.delete("pvc-1")
 
 
+@pytest.mark.programs("btrfs", "e2fsck", "xfs_growfs")
 @pytest.mark.parametrize("fs_type", ["ext4", "xfs", "btrfs"])
 def test_a_size_below_the_least_of_a_filesystem_is_rounded_up_or_refused(
     make: Make, tmp_path: Path, fs_type: FsType
@@ -129,6 +134,7 @@ def test_a_size_below_the_least_of_a_filesystem_is_rounded_up_or_refused(
         assert node.read("small") == "kept"
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_what_was_killed_in_the_middle_is_begun_anew(make: Make) -> None:
     node = make()
     node.create("whole")
@@ -143,6 +149,7 @@ def test_what_was_killed_in_the_middle_is_begun_anew(make: Make) -> None:
 # --- what the disk can hold
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_no_more_is_promised_than_the_disk_can_hold(reflinks: Path, make: Make) -> None:
     node = make(reflinks)
     before = node.room
@@ -157,6 +164,7 @@ def test_no_more_is_promised_than_the_disk_can_hold(reflinks: Path, make: Make) 
     until(lambda: node.room >= before - MIB)  # xfs frees a little later
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_volume_that_is_being_made_is_promised_its_room(
     reflinks: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +188,7 @@ def test_a_volume_that_is_being_made_is_promised_its_room(
         assert first.result() == "a"
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_an_administrator_may_promise_more(reflinks: Path, make: Make) -> None:
     node = make(reflinks, overcommit=4.0)
     node.create("a", 2048 * MIB)
@@ -202,6 +211,7 @@ def test_no_volume_is_larger_than_the_room_that_there_is(make: Make) -> None:
     assert (room.available, room.largest) == (64 * MIB, 64 * MIB)
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_all_volumes_together_have_a_limit(make: Make) -> None:
     node = make(max_total="40Mi")
     node.create("a")
@@ -211,6 +221,7 @@ def test_all_volumes_together_have_a_limit(make: Make) -> None:
         node.create("c")
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_what_a_snapshot_shares_has_to_be_kept_for_its_volume(reflinks: Path, make: Make) -> None:
     node = make(reflinks)
     node.create("a", 128 * MIB)
@@ -223,6 +234,7 @@ def test_what_a_snapshot_shares_has_to_be_kept_for_its_volume(reflinks: Path, ma
     until(lambda: node.room >= before - MIB)
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_disk_that_others_fill_is_told_as_the_condition_of_its_volumes(reflinks: Path, make: Make) -> None:
     node = make(reflinks)
     node.create("a", 512 * MIB)
@@ -235,6 +247,7 @@ def test_a_disk_that_others_fill_is_told_as_the_condition_of_its_volumes(reflink
 # --- copies and snapshots
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_snapshot_is_of_its_moment_though_a_pod_goes_on_writing(reflinks: Path, make: Make) -> None:
     node = make(reflinks)
     node.create("a", 64 * MIB)
@@ -248,6 +261,7 @@ def test_a_snapshot_is_of_its_moment_though_a_pod_goes_on_writing(reflinks: Path
     assert node.snapshot("a", "s") == "s"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4", "resize2fs", "xfs_growfs")
 @pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
 def test_a_volume_and_its_larger_copy_are_used_at_once(reflinks: Path, make: Make, fs_type: str) -> None:
     node = make(reflinks)
@@ -260,6 +274,7 @@ def test_a_volume_and_its_larger_copy_are_used_at_once(reflinks: Path, make: Mak
     assert os.statvfs(second).f_blocks > os.statvfs(first).f_blocks
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_copy_has_what_a_pod_wrote_just_before(reflinks: Path, make: Make) -> None:
     node = make(reflinks)
     node.create("a", 64 * MIB)
@@ -268,6 +283,7 @@ def test_a_copy_has_what_a_pod_wrote_just_before(reflinks: Path, make: Make) -> 
     assert node.read("b") == "just now"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_disk_that_can_share_copies_nothing(reflinks: Path, make: Make) -> None:
     node = make(reflinks)
     node.create("a", 128 * MIB)
@@ -279,6 +295,7 @@ def test_a_disk_that_can_share_copies_nothing(reflinks: Path, make: Make) -> Non
     os.close(descriptor)
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_disk_that_cannot_share_copies_an_idle_volume_with_its_holes(node: Node) -> None:
     node.create("a", 128 * MIB)
     node.write("a", "kept")
@@ -287,6 +304,7 @@ def test_a_disk_that_cannot_share_copies_an_idle_volume_with_its_holes(node: Nod
     assert (node.directory / "b.img").stat().st_blocks * 512 < 64 * MIB
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_disk_that_cannot_share_takes_no_snapshot_under_a_pod(node: Node) -> None:
     node.create("a")
     node.stage("a")
@@ -311,6 +329,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     going.set()
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_copy_that_takes_long_goes_on_and_is_found_by_the_next_call(
     node: Node, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +347,7 @@ def test_a_copy_that_takes_long_goes_on_and_is_found_by_the_next_call(
     assert node.create("b", 16 * MIB, source="a") == "b"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_of_two_copies_of_one_volume_the_second_begins_when_the_first_has_ended(
     node: Node, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +365,7 @@ def test_of_two_copies_of_one_volume_the_second_begins_when_the_first_has_ended(
         assert node.read(name) == "kept"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_copy_that_takes_long_asks_for_its_room_once(make: Make, held: threading.Event) -> None:
     node = make(max_total=40 * MIB)
     node.create("a")
@@ -358,6 +379,7 @@ def test_a_copy_that_takes_long_asks_for_its_room_once(make: Make, held: threadi
     assert node.read("b") == "kept"
 
 
+@pytest.mark.programs("e2fsck")
 def test_a_snapshot_that_takes_long_asks_for_its_room_once(tmp_path: Path, make: Make, held: threading.Event) -> None:
     with attached_disk(tmp_path / "disk", "ext4", "400M") as disk:
         node = make(disk)
@@ -374,6 +396,7 @@ def test_a_snapshot_that_takes_long_asks_for_its_room_once(tmp_path: Path, make:
         assert node.snapshot("a", "s") == "s"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_copy_that_nobody_wants_any_more_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.create("a", 256 * MIB)
     (node.stage("a") / "big").write_bytes(os.urandom(128 * MIB))
@@ -393,6 +416,7 @@ def test_a_source_that_is_not_here_is_not_found(node: Node, source: dict[str, An
     assert node.files == []
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_copy_is_as_its_source_or_refused(node: Node) -> None:
     node.create("a", 32 * MIB)
     for wrong, error in (
@@ -406,6 +430,7 @@ def test_a_copy_is_as_its_source_or_refused(node: Node) -> None:
     assert (node.directory / "b.img").stat().st_size == 32 * MIB
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_snapshot_outlives_its_volume(reflinks: Path, make: Make) -> None:
     node = make(reflinks)
     node.create("a", 64 * MIB)
@@ -448,6 +473,7 @@ def test_a_loop_device_that_a_kill_left_is_released_when_it_is_staged_again(node
     assert len(loops()) == 1
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_block_volume_is_never_formatted(node: Node) -> None:
     node.create("raw", block=True)
     with pytest.raises(InvalidRequest, match="volumeMode Block"):
@@ -468,7 +494,6 @@ def test_a_block_volume_grows_in_use(node: Node) -> None:
 
 # --- killed
 
-MOST = 60
 ENDS = {
     "create": ["new.img", "new.json", "snapshots/taken.img", "snapshots/taken.json", "source.img", "source.json"],
     "copy": ["new.img", "new.json", "snapshots/taken.img", "snapshots/taken.json", "source.img", "source.json"],
@@ -483,31 +508,45 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("can_share", [True, False])
-@pytest.mark.parametrize("verb", ENDS)
+def kills() -> list[Any]:
+    """Give each call on both kinds of disks, of which the quick suite has those that take other steps than others."""
+    quick = {("create", False), ("copy", True), ("copy", False), ("snapshot", True), ("delete", False), ("grow", False)}
+    return [
+        pytest.param(verb, can_share, marks=() if (verb, can_share) in quick else pytest.mark.whole)
+        for verb in ENDS
+        for can_share in (True, False)
+    ]
+
+
+@pytest.mark.programs("e2fsck", "mkfs.ext4", "resize2fs")
+@pytest.mark.parametrize(("verb", "can_share"), kills())
 def test_a_call_that_is_killed_at_any_change_is_finished_when_it_is_repeated(
     tmp_path: Path, area: Path, make: Make, verb: str, *, can_share: bool
 ) -> None:
     disk = attached_disk(tmp_path / "disk", "xfs", "1G") if can_share else nullcontext(tmp_path)
     with disk as root:
-        for change in range(1, MOST):
-            folder = root / str(change)
+        made: list[Node] = []
+
+        def words() -> list[str]:
+            folder = root / str(len(made))
             (folder / "host").mkdir(parents=True)
             node = make(folder / "images")
             node.create("source")
             node.write("source", "kept")
             node.snapshot("source", "taken")
-            arguments = [sys.executable, "-m", "tests.node.volumes.killed_store", str(folder), str(change), verb]
-            done = subprocess.run(arguments, capture_output=True, check=False, text=True, cwd=REPOSITORY)
+            made.append(node)
+            return [str(folder), verb]
+
+        def assert_it_is_finished() -> None:
+            node = made[-1]
             node.plugin.start()
             assert not [name for name in node.files if ".new" in name]
             call(node.plugin, verb)
             assert node.files == ENDS[verb]
             for name in [name for name in ("source", "new") if f"{name}.img" in node.files and verb != "create"]:
                 assert node.read(name) == "kept"
-            shutil.rmtree(folder)
-            if done.returncode == 0:
-                assert change > 1, done.stderr
-                return
-            assert done.returncode == -signal.SIGKILL, done.stderr
-        raise AssertionError(f"{verb} takes more than {MOST} changes")
+            shutil.rmtree(root / str(len(made) - 1))
+
+        for _ in every_step("tests.node.volumes.killed_store", words, least=1):
+            assert_it_is_finished()
+        assert_it_is_finished()  # nor does the one that was not killed do harm

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import Pod, mounted_at, mounts, unmount
 from nodeplug.testing import FlexCaller, FlexFailure, FlexVolume, ScratchNode, folders
@@ -14,6 +15,7 @@ from nodeplug.testing.waiting import until
 
 pytestmark = pytest.mark.node
 needs_loop_devices = pytest.mark.usefixtures("has_loop_devices")
+makes_images = pytest.mark.programs("e2fsck", "mkfs.ext4")
 PLUGINS = """
 [plugins.tmpfs]
 [plugins.loopfile]
@@ -28,11 +30,14 @@ DATA = FlexVolume("data", {"name": "data", "size": "16Mi"})
 CACHE = FlexVolume("cache", {"size": "1Mi"}, secrets={"token": b"correct-horse"})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node() -> Iterator[ScratchNode]:
+    """One daemon for all tests: each leaves it as it was."""
     root = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")).resolve()
     (root / "shared").mkdir()
-    scratch = ScratchNode(root, PLUGINS.format(root=root), fork=True)
+    # Compiled entrypoints, which do the same, have tests of their own in tests/node/exec_road.
+    supervisor = 'listen = ""\nnative_entrypoints = false\n'
+    scratch = ScratchNode(root, PLUGINS.format(root=root), supervisor=supervisor, fork=True)
     try:
         with scratch:
             installed = scratch.run("install")
@@ -61,6 +66,7 @@ def test_a_pods_volume_comes_and_goes(
     request: pytest.FixtureRequest, node: ScratchNode, caller: Any, driver: str, volume: FlexVolume
 ) -> None:
     if driver == "loopfile":
+        need("e2fsck", "mkfs.ext4")
         request.getfixturevalue("has_loop_devices")
     kubelet = caller(driver)
     target = kubelet.mount(POD, volume)
@@ -74,6 +80,7 @@ def test_init_says_that_no_attach_is_needed(caller: Any) -> None:
 
 
 @needs_loop_devices
+@makes_images
 def test_a_volume_outlives_a_killed_daemon_and_is_unmounted_by_the_next(node: ScratchNode, caller: Any) -> None:
     kubelet = caller("loopfile")
     target = kubelet.mount(POD, DATA)
@@ -85,9 +92,11 @@ def test_a_volume_outlives_a_killed_daemon_and_is_unmounted_by_the_next(node: Sc
     kubelet.unmount(POD, "data")
     assert mounted(node) == []
     assert (kubelet.mount(OTHER, DATA) / "x").exists()
+    kubelet.unmount(OTHER, "data")
 
 
 @needs_loop_devices
+@makes_images
 def test_many_pods_at_once_get_their_volumes(node: ScratchNode, caller: Any) -> None:
     kubelet = caller("loopfile")
     kubelet.probe()
@@ -110,6 +119,7 @@ def test_no_secret_reaches_the_daemons_log_or_state(node: ScratchNode, caller: A
         content = path.read_bytes()
         assert b"correct-horse" not in content
         assert b"Y29ycmVjdC1ob3JzZQ==" not in content
+    kubelet.unmount(POD, "cache")
 
 
 def until_serving(node: ScratchNode, *names: str) -> None:
@@ -119,6 +129,7 @@ def until_serving(node: ScratchNode, *names: str) -> None:
 
 
 @needs_loop_devices
+@makes_images
 def test_pods_of_a_plugin_that_was_taken_out_end_and_the_rest_waits_for_it(node: ScratchNode, caller: Any) -> None:
     kubelet = caller("loopfile")
     kubelet.mount(POD, DATA)

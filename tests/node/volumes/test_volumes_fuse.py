@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.fuse_programs import shared_folder
+from tests.node.killing import every_step
 
 from nodeplug import (
     NotFound,
@@ -30,6 +31,7 @@ from nodeplug import (
     mounts,
 )
 from nodeplug.testing.waiting import until
+from nodeplug_volumes.fuse import volume
 from nodeplug_volumes.fuse.config import FuseConfig
 from nodeplug_volumes.fuse.plugin import Fuse
 from nodeplug_volumes.fuse.room import Record, Room
@@ -37,7 +39,6 @@ from nodeplug_volumes.fuse.server import Server, strays
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_fuse")]
 DRIVER = "nodeplug/fuse"
-KILLED = Path(__file__).with_name("killed_fuse.py")
 PATIENCE = 30
 SECRET = "kubernetes.io/secret/"
 
@@ -259,6 +260,7 @@ def start_container(area: Path) -> Iterator[Callable[[Path, str], Callable[[], s
         child.communicate()
 
 
+@pytest.mark.programs("mount")
 def test_a_container_that_asks_for_propagation_has_its_files_again_and_another_one_is_told_about(
     start_container: Any, make_node: Any, make_plugin: Any, bindfs: dict[str, Any]
 ) -> None:
@@ -326,22 +328,20 @@ def test_a_program_that_ended_without_a_daemon_is_started_again_by_the_next_one(
 def test_a_daemon_that_is_killed_at_any_step_of_a_start_leaves_nothing_after_the_next_ones_unstage(
     area: Path, make_plugin: Any, source: Path, make_host: Any
 ) -> None:
-    folder = make_host("fuse").state_dir.parent
-    for change in range(1, 60):
-        staging = area / "staged" / str(change)
-        staging.mkdir(parents=True)
-        command = [sys.executable, str(KILLED), str(folder), str(source / "data"), str(change), str(staging)]
-        done = subprocess.run(command, capture_output=True, check=False, text=True)
-        assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+    folder, staging = make_host("fuse").state_dir.parent, area / "staged"
+
+    def assert_nothing_is_left() -> None:
         plugin = make_plugin(files={"command": ["bindfs", "-f", str(source / "data"), "{mountpoint}"]})
         plugin.volume_unstage(VolumeUnstage(driver=DRIVER, volume_id=VolumeId("x"), staging_path=str(staging)))
-        assert [one.target for one in mounts() if Path(one.target).is_relative_to(area)] == [], change
-        assert list(folder.glob("*/volumes/*")) == [], change
+        assert [one.target for one in mounts() if Path(one.target).is_relative_to(area)] == []
+        assert list(folder.glob("*/volumes/*")) == []
         until(lambda: not any(str(folder).encode() in seen(one) for one in Path("/proc").glob("[0-9]*/environ")), 10)
-        if done.returncode == 0:
-            assert change > 10
-            return
-    raise AssertionError("a start takes more than 60 changes")
+        staging.rmdir()
+
+    words = [str(folder), str(source / "data"), str(staging)]
+    for _ in every_step("tests.node.volumes.killed_fuse", words, least=10, prepare=staging.mkdir):
+        assert_nothing_is_left()
+    assert_nothing_is_left()  # nor after the one that was not killed
 
 
 def seen(environment: Path) -> bytes:
@@ -361,7 +361,13 @@ def stats_of(plugin: Fuse) -> VolumeStats:
 
 
 @pytest.fixture
-def hung(node: Any, plugin: Fuse, target: Path) -> int:
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a program for hung that does not answer within one second, instead of five."""
+    monkeypatch.setattr(volume, "LOOK_TIMEOUT", 1.0)
+
+
+@pytest.fixture
+def hung(impatient: None, node: Any, plugin: Fuse, target: Path) -> int:
     """The pid of a program that does not answer any more, and is known not to."""
     node.mount(DRIVER, target, {})
     pid = pid_of(plugin)
@@ -399,6 +405,7 @@ def test_a_program_that_answers_again_is_served_on(node: Any, plugin: Fuse, targ
     assert node.mount(DRIVER, node.target("b"), {}) == {"status": "Success"}
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_program_that_hangs_is_replaced_where_its_administrator_says_so(
     make_node: Any, make_plugin: Any, bindfs: dict[str, Any]
 ) -> None:
@@ -480,6 +487,7 @@ def test_a_volume_that_a_pod_still_has_is_not_ended(node: Any, plugin: Fuse, tar
     assert pid_of(plugin) == volume["pid"]
 
 
+@pytest.mark.programs("mount")
 def test_containers_that_see_a_former_program_keep_no_pod_out_and_the_present_one_may_save_what_it_holds(
     start_container: Any, make_node: Any, make_plugin: Any, source: Path
 ) -> None:
@@ -497,6 +505,7 @@ def test_containers_that_see_a_former_program_keep_no_pod_out_and_the_present_on
     assert (source / "data" / "saved").read_text() == "saved\n"
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_program_that_answers_again_may_save_what_it_holds_although_nobody_has_looked_since(
     make_node: Any, make_plugin: Any, source: Path
 ) -> None:

@@ -17,12 +17,15 @@ from tests.fuse_programs import shared_folder
 from tests.node.workers.own_cgroups import OwnCgroups, own_cgroups, skip_without
 
 from nodeplug import InvalidRequest, Pod, TryAgain, mounts, unmount
+from nodeplug.exec.client import ask
 from nodeplug.testing import FlexCaller, FlexVolume, ScratchNode, folders
 from nodeplug.testing.inventory import CGROUPS
 from nodeplug.testing.waiting import until
+from nodeplug.worker import cgroup
 from nodeplug.worker.cgroups import PROGRAM, Cgroups
 from nodeplug.worker.hierarchies import members
 from nodeplug.worker.programs import Programs
+from nodeplug_volumes.fuse import server
 from nodeplug_volumes.fuse.config import FuseConfig
 from nodeplug_volumes.fuse.plugin import Fuse
 
@@ -38,12 +41,33 @@ CHILD_EATS = "tail /dev/zero & wait; sleep 1000"
 @pytest.fixture
 def source() -> Iterator[Path]:
     with shared_folder() as folder:
+        os.mkfifo(folder / "eat")
+        (folder / "eat").chmod(0o666)
         yield folder
 
 
+def script_of_eater(source: Path, how: str = EATS) -> str:
+    """Return a script that serves a folder, and eats memory when it is told to by `let_one_eat`."""
+    return f'bindfs -f {source} "$1" & until read word < {source}/eat; do :; done; {how}'
+
+
+def let_one_eat(source: Path) -> None:
+    """Tell one of the programs that serve a folder: they all read the same pipe, and one of them gets the word."""
+
+    def told() -> bool:
+        with suppress(OSError):  # none reads it yet
+            pipe = os.open(source / "eat", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b"\n")
+            os.close(pipe)
+            return True
+        return False
+
+    until(told, PATIENCE)
+
+
 def eater(source: Path, how: str = EATS) -> dict[str, Any]:
-    """Return a program that serves a folder, and eats memory once when there is a file `eat`."""
-    script = f'bindfs -f {source} "$1" & until rm {source}/eat 2>/dev/null; do sleep 0.05; done; {how}'
+    """Return a program that serves a folder, and eats memory when it is told to."""
+    script = script_of_eater(source, how)
     options = {"which": {"default": "one"}}
     return {"command": ["sh", "-c", script, "sh", "{mountpoint}", "{which}"], "options": options, "memory": "64Mi"}
 
@@ -57,9 +81,10 @@ def own() -> Iterator[OwnCgroups]:
 
 
 @pytest.fixture
-def make_plugin(make_host: Any) -> Iterator[Callable[..., Fuse]]:
+def make_plugin(make_host: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Fuse]]:
     """Make a plugin; the same programs again act as a restart of the daemon, which looks for cgroups anew."""
     started: list[Fuse] = []
+    monkeypatch.setattr(server, "_END", 1.0)  # the shells of these programs heed no SIGTERM
 
     def make(*, cgroups: bool = True, outside: str = "", **programs: dict[str, Any]) -> Fuse:
         config = FuseConfig.model_validate({"programs": programs, "check_interval": "100ms"})
@@ -92,7 +117,7 @@ def serves(target: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("how", [EATS, CHILD_EATS])
+@pytest.mark.parametrize("how", [pytest.param(EATS, marks=pytest.mark.whole), CHILD_EATS])
 def test_a_program_that_exceeds_its_memory_ends_alone_and_serves_again_and_says_why(
     how: str, own: OwnCgroups, make_node: Any, make_plugin: Any, source: Path
 ) -> None:
@@ -102,7 +127,7 @@ def test_a_program_that_exceeds_its_memory_ends_alone_and_serves_again_and_says_
     for path, which in ((target, "one"), (other, "two")):
         assert node.mount(DRIVER, path, {"which": which}) == {"status": "Success"}
     before = {one["volume"]: one["pid"] for one in volumes(plugin)}
-    (source / "eat").touch()
+    let_one_eat(source)
     until(lambda: any(one["last_end"] and one["pid"] not in before.values() for one in volumes(plugin)), PATIENCE)
     until(lambda: all(one["pid"] for one in volumes(plugin)) and serves(target) and serves(other), PATIENCE)
     (ended,) = [one for one in volumes(plugin) if one["last_end"]]
@@ -151,7 +176,7 @@ def test_the_next_daemon_finds_the_cgroup_of_a_program_again(
     plugin.stop()
     successor = make_plugin(files=eater(source))
     assert (pid_of(successor, ""), len(programs(own)) > 0) == (pid, True)
-    (source / "eat").touch()
+    let_one_eat(source)
     until(lambda: volumes(successor)[0]["last_end"] == TOLD, PATIENCE)
     until(lambda: pid_of(successor, "") not in {0, pid} and serves(target), PATIENCE)
     assert make_node(fuse=successor).unmount(DRIVER, target) == {"status": "Success"}
@@ -168,7 +193,7 @@ def test_a_program_that_runs_is_left_alone_when_the_node_was_short_and_a_child_o
     assert make_node(fuse=plugin).mount(DRIVER, target, {}) == {"status": "Success"}
     pid = pid_of(plugin, "")
     with short_of_memory(own):
-        (source / "eat").touch()
+        let_one_eat(source)
         until((source / "eaten").exists, PATIENCE)
     plugin.stop()
     successor = make_plugin(files=program)  # which decides at its first look
@@ -204,7 +229,7 @@ def test_a_program_starts_again_beside_a_cgroup_that_cannot_be_removed(
     stuck = [folder / "stuck" for folder in former]  # acts as a process that does not die: the folder stays
     for one in stuck:
         one.mkdir()
-    (source / "eat").touch()
+    let_one_eat(source)
     until(lambda: pid_of(plugin, "") not in {0, pid} and serves(target), PATIENCE)
     beside = set(programs(own)) - set(former)
     assert [pid_of(plugin, "") in members(folder) for folder in beside] == [True] * len(former)
@@ -214,7 +239,10 @@ def test_a_program_starts_again_beside_a_cgroup_that_cannot_be_removed(
     assert programs(own) == []
 
 
-def test_cgroups_of_one_name_that_cannot_be_removed_do_not_become_ever_more(own: OwnCgroups) -> None:
+def test_cgroups_of_one_name_that_cannot_be_removed_do_not_become_ever_more(
+    own: OwnCgroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup, "_PATIENCE", 0.1)
     cgroups, stuck = Programs(Cgroups(True), "fuse"), []
     for _ in range(8):
         cgroups.make("volume1")
@@ -260,17 +288,19 @@ memory = "64Mi"
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_on_a_node_a_program_keeps_its_cgroup_while_its_daemon_is_killed_and_is_ended_alone_under_the_next(
     isolation: str, own: OwnCgroups, source: Path
 ) -> None:
     root = Path(tempfile.mkdtemp(prefix="np-", dir="/var/tmp")).resolve()
-    script = f'bindfs -f {source} "$1" & until rm {source}/eat 2>/dev/null; do sleep 0.05; done; {EATS}'
-    section = SECTION.format(isolation=isolation, command=json.dumps(["sh", "-c", script, "sh", "{mountpoint}"]))
-    node = ScratchNode(root, section, supervisor='listen = ""\ncgroups = true\n')
+    command = json.dumps(["sh", "-c", script_of_eater(source), "sh", "{mountpoint}"])
+    section = SECTION.format(isolation=isolation, command=command)
+    supervisor = 'listen = ""\ncgroups = true\nnative_entrypoints = false\n'
+    node = ScratchNode(root, section, supervisor=supervisor)
 
     def volume() -> dict[str, Any]:
-        (found,) = json.loads(node.run("inspect", "fuse").stdout)["fuse"]["volumes"]
+        (found,) = ask(node.paths.exec_socket, "inspect", "fuse")["fuse"]["volumes"]
         return dict(found)
 
     try:
@@ -283,7 +313,7 @@ def test_on_a_node_a_program_keeps_its_cgroup_while_its_daemon_is_killed_and_is_
         node.kill()
         node.start()
         assert (volume()["pid"], programs(own)) == (pid, before)
-        (source / "eat").touch()
+        let_one_eat(source)
         until(lambda: volume()["last_end"] == TOLD and volume()["pid"] not in {0, pid}, PATIENCE)
         until(lambda: serves(target), PATIENCE)
         kubelet.unmount(POD, "data")

@@ -33,6 +33,7 @@ def room(place: Path) -> int:
     return found.f_blocks * found.f_frsize
 
 
+@pytest.mark.programs("btrfs", "xfs_growfs")
 @pytest.mark.parametrize("volume", ["xfs", "btrfs"], indirect=True)
 def test_a_filesystem_grows_under_a_pod_that_has_a_file_open(volume: Node) -> None:
     place = volume.stage("a")
@@ -44,6 +45,7 @@ def test_a_filesystem_grows_under_a_pod_that_has_a_file_open(volume: Node) -> No
     (place / "new").write_bytes(bytes(GROWTH // 2))
 
 
+@pytest.mark.programs("btrfs", "e2fsck", "resize2fs", "xfs_growfs")
 @pytest.mark.parametrize("volume", ["ext4", "xfs", "btrfs"], indirect=True)
 def test_a_volume_at_rest_has_its_new_size_when_it_is_staged(volume: Node) -> None:
     place = volume.stage("a")
@@ -55,6 +57,7 @@ def test_a_volume_at_rest_has_its_new_size_when_it_is_staged(volume: Node) -> No
     assert (place / "file").read_text() == "kept"
 
 
+@pytest.mark.programs("btrfs", "xfs_growfs")
 @pytest.mark.parametrize("volume", ["xfs", "btrfs"], indirect=True)
 def test_a_growth_under_a_pod_that_was_killed_after_the_file_grew_is_finished_when_it_is_repeated(
     volume: Node,

@@ -3,15 +3,13 @@
 import hashlib
 import logging
 import os
-import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.killing import every_step
+from tests.programs import need
 
 from nodeplug import InvalidRequest, TryAgain, mount, mounted_at, mounts, unmount
 from nodeplug_volumes import digests
@@ -20,14 +18,12 @@ from nodeplug_volumes.image import Image, ImageConfig
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_loop_devices")]
 DRIVER = "nodeplug/image"
 KINDS = {"squashfs": ("mksquashfs", "-quiet", "-no-progress"), "erofs": ("mkfs.erofs",)}
-KILLED = Path(__file__).with_name("killed_layer.py")
 MIB = 1 << 20
 
 
 def make_image(kind: str, content: Path, image: Path) -> Path:
     tool, *arguments = KINDS[kind]
-    if shutil.which(tool) is None:
-        pytest.skip(f"needs {tool} of the package {'squashfs-tools' if kind == 'squashfs' else 'erofs-utils'}")
+    need(tool)
     paths = [content, image] if kind == "squashfs" else [image, content]
     subprocess.run([tool, *map(str, paths), *arguments], check=True, capture_output=True)
     return image
@@ -263,6 +259,7 @@ def layered(node: Any, name: str, size: str = "8Mi", **more: str) -> Path:
     return target
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_each_pod_writes_to_a_layer_of_its_own(node: Any, images: Path) -> None:
     before = digest_of(images / "model.squashfs")
     one, two = layered(node, "a"), layered(node, "b")
@@ -273,6 +270,7 @@ def test_each_pod_writes_to_a_layer_of_its_own(node: Any, images: Path) -> None:
     assert digest_of(images / "model.squashfs") == before
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_pod_with_a_layer_and_one_without_share_the_image(node: Any) -> None:
     layer, plain = layered(node, "a"), node.target("b")
     node.mount(DRIVER, plain, {"path": "model.squashfs"})
@@ -281,12 +279,14 @@ def test_a_pod_with_a_layer_and_one_without_share_the_image(node: Any) -> None:
     assert len([one for one in mounts() if one.target.startswith(str(node.area / "staging"))]) == 1
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_layer_is_as_large_as_asked_and_no_larger(node: Any) -> None:
     target = layered(node, "a", "8Mi")
     with pytest.raises(OSError, match="No space left on device"):
         (target / "big").write_bytes(bytes(8 * MIB))
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_an_unmounted_layer_leaves_nothing(node: Any, area: Path, loops: Any) -> None:
     target = layered(node, "a")
     (target / "x").write_text("x")
@@ -296,6 +296,7 @@ def test_an_unmounted_layer_leaves_nothing(node: Any, area: Path, loops: Any) ->
     assert not (layered(node, "a") / "x").exists()
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_the_space_of_a_layer_is_reserved_and_the_disk_has_it_again_after_the_pod(
     area: Path, make_node: Any, make_plugin: Any, make_host: Any
 ) -> None:
@@ -311,12 +312,14 @@ def test_the_space_of_a_layer_is_reserved_and_the_disk_has_it_again_after_the_po
     assert node.mount(DRIVER, node.target("b"), options) == {"status": "Success"}
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_the_group_of_a_pod_may_write_to_its_layer(node: Any) -> None:
     target = layered(node, "a", **{"kubernetes.io/mounterArgs.FsGroup": "2000"})
     status = target.stat()
     assert (status.st_gid, status.st_mode & 0o2770) == (2000, 0o2770)
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_layer_looks_like_the_image_below_it(node: Any, area: Path) -> None:
     (area / "content").chmod(0o711)
     os.chown(area / "content", 1000, 1001)
@@ -338,26 +341,20 @@ def test_a_node_allows_no_layers_unless_its_administrator_does(make_node: Any, m
     assert "this node allows no writable layers; see max_overlay" in answer["message"]
 
 
-def every_kill(area: Path, images: Path) -> Iterator[Path]:
-    """Make one target after another for which the mount of a layer was killed before its 1st, 2nd, 3rd ... change."""
-    for change in range(1, 60):
-        target = area / "killed" / str(change)
-        target.mkdir(parents=True)
-        command = [sys.executable, str(KILLED), str(area), str(images), str(change), str(target)]
-        done = subprocess.run(command, capture_output=True, check=False, text=True)
-        assert done.returncode in {0, -signal.SIGKILL}, done.stderr
-        yield target
-        if done.returncode == 0:
-            assert change > 5
-            return
-    raise AssertionError("a mount takes more than 60 changes")
-
-
+@pytest.mark.programs("mkfs.ext4")
 def test_a_daemon_that_is_killed_at_any_step_of_a_layer_leaves_nothing_to_the_next_one(
     area: Path, images: Path, make_plugin: Any, loops: Any
 ) -> None:
-    for target in every_kill(area, images):
+    target = area / "killed"
+
+    def assert_nothing_is_left() -> None:
         make_plugin(max_overlay="64Mi")
         unmount(str(target))
         unmount(str(area / "killed-stage"))
-        assert (left(area), loops()) == ([], {}), target
+        assert (left(area), loops()) == ([], {})
+        target.rmdir()
+
+    words = [str(area), str(images), str(target)]
+    for _ in every_step("tests.node.volumes.killed_layer", words, least=5, prepare=target.mkdir):
+        assert_nothing_is_left()
+    assert_nothing_is_left()  # nor after the one that was not killed

@@ -124,6 +124,7 @@ def repeated(call: Callable[[], object]) -> None:
             assert time.monotonic() < until_then
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_check_that_takes_long_goes_on_behind_the_call_and_the_same_call_finds_it(
     tools: Tools, start: Callable[..., LoopFile], area: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_check_that_takes_long_goes_on_behind_the_call_and_the_same_call_finds
     unmount(str(area / "staged"))
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4", "resize2fs")
 def test_a_growth_that_takes_long_is_begun_once(tools: Tools, start: Callable[..., LoopFile], area: Path) -> None:
     plugin = start()
     create(plugin)
@@ -162,6 +164,7 @@ def test_a_growth_that_takes_long_is_begun_once(tools: Tools, start: Callable[..
     unmount(str(area / "staged"))
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_volume_whose_filesystem_takes_long_to_make_is_found_by_the_next_call_and_needs_its_room_once(
     tools: Tools, start: Callable[..., LoopFile], area: Path
 ) -> None:
@@ -189,6 +192,7 @@ def test_a_volume_that_nobody_wants_any_more_ends_the_tool_that_makes_it(
     assert files(area) == []
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_plugin_that_ends_ends_its_tools_and_the_next_one_begins_anew(
     tools: Tools, start: Callable[..., LoopFile], area: Path
 ) -> None:
@@ -206,6 +210,7 @@ def test_a_plugin_that_ends_ends_its_tools_and_the_next_one_begins_anew(
     assert files(area) == ["one.img", "one.json"]
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_how_a_long_check_failed_is_told_to_the_next_call(
     tools: Tools, start: Callable[..., LoopFile], area: Path
 ) -> None:
@@ -218,6 +223,7 @@ def test_how_a_long_check_failed_is_told_to_the_next_call(
         repeated(lambda: stage(plugin, area))
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_the_log_tells_how_far_a_long_check_is(
     tools: Tools,
     start: Callable[..., LoopFile],
@@ -236,6 +242,7 @@ def test_the_log_tells_how_far_a_long_check_is(
     assert "it has read" in caplog.text
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_check_goes_on_when_the_plugin_ends_and_the_next_one_waits_for_it(
     tools: Tools, start: Callable[..., LoopFile], area: Path
 ) -> None:
@@ -264,6 +271,7 @@ def test_a_tool_may_say_something_when_the_daemon_that_began_it_is_gone(tmp_path
     until((tmp_path / "ended").exists, PATIENCE)
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_deletion_ends_the_check_of_its_volume(tools: Tools, start: Callable[..., LoopFile], area: Path) -> None:
     plugin = start()
     create(plugin)
@@ -276,6 +284,7 @@ def test_a_deletion_ends_the_check_of_its_volume(tools: Tools, start: Callable[.
     assert files(area) == []
 
 
+@pytest.mark.programs("mkfs.xfs", "xfs_growfs")
 def test_a_second_growth_is_not_taken_for_the_first_one_whose_end_nobody_heard(
     tools: Tools, start: Callable[..., LoopFile], area: Path
 ) -> None:

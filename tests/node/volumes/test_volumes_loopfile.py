@@ -84,6 +84,7 @@ def size_of(path: Path) -> int:
     return status.f_blocks * status.f_frsize
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_data_outlives_unmount_and_mount(node: Any, target: Path) -> None:
     assert succeeded(node.mount(DRIVER, target, OPTIONS))
@@ -94,6 +95,7 @@ def test_data_outlives_unmount_and_mount(node: Any, target: Path) -> None:
     assert (target / "x").read_text() == "kept"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_the_size_is_a_hard_limit(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -101,6 +103,7 @@ def test_the_size_is_a_hard_limit(node: Any, target: Path) -> None:
         (target / "big").write_bytes(bytes(17 * MIB))
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_unmount_leaves_no_loop_device(node: Any, target: Path, loops: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -109,6 +112,7 @@ def test_unmount_leaves_no_loop_device(node: Any, target: Path, loops: Any) -> N
     assert loops() == {}
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_repeated_mount_and_unmount_leaks_nothing(node: Any, target: Path, loops: Any) -> None:
     for _ in range(5):
@@ -117,6 +121,7 @@ def test_repeated_mount_and_unmount_leaks_nothing(node: Any, target: Path, loops
     assert (node.mounted, loops(), node.records) == ([], {}, [])
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_two_pods_share_one_volume_and_one_loop_device(node: Any, target: Path, loops: Any) -> None:
     other = node.target("b")
@@ -127,6 +132,7 @@ def test_two_pods_share_one_volume_and_one_loop_device(node: Any, target: Path, 
     assert len(loops()) == 1
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_the_image_is_readable_by_root_alone_and_sparse(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS | {"size": "512Mi"})
@@ -135,6 +141,7 @@ def test_the_image_is_readable_by_root_alone_and_sparse(node: Any, target: Path,
     assert (status.st_size, status.st_blocks * 512 < 64 * MIB) == (512 * MIB, True)
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_preallocate_reserves_the_whole_size(make_node: Any, make_plugin: Any, directory: Path) -> None:
     node = make_node(loopfile=make_plugin(preallocate=True))
@@ -142,6 +149,7 @@ def test_preallocate_reserves_the_whole_size(make_node: Any, make_plugin: Any, d
     assert (directory / "data.img").stat().st_blocks * 512 >= 15 * MIB
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_volumes_are_mounted_without_setuid_and_devices(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -150,6 +158,7 @@ def test_volumes_are_mounted_without_setuid_and_devices(node: Any, target: Path)
     assert {"nosuid", "nodev"} <= set(found.options)
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_read_only_pod_cannot_write(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS | {"kubernetes.io/readwrite": "ro"})
@@ -157,6 +166,7 @@ def test_a_read_only_pod_cannot_write(node: Any, target: Path) -> None:
         (target / "x").write_text("")
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4", "resize2fs")
 @needs_loop_devices
 def test_a_larger_size_grows_ext4_at_the_next_mount_and_keeps_the_data(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -168,6 +178,7 @@ def test_a_larger_size_grows_ext4_at_the_next_mount_and_keeps_the_data(node: Any
     assert (target / "x").read_text() == "kept"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4", "resize2fs")
 @needs_loop_devices
 def test_a_growth_that_was_killed_after_the_file_grew_is_finished(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -177,6 +188,7 @@ def test_a_growth_that_was_killed_after_the_file_grew_is_finished(node: Any, tar
     assert size_of(target) > 40 * MIB
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_smaller_size_leaves_the_volume_as_it_is(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -185,6 +197,7 @@ def test_a_smaller_size_leaves_the_volume_as_it_is(node: Any, target: Path, dire
     assert (directory / "data.img").stat().st_size == 16 * MIB
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4", "resize2fs")
 @needs_loop_devices
 def test_a_second_pod_with_a_larger_size_grows_the_image_while_it_is_mounted(
     node: Any, target: Path, directory: Path, loops: Any
@@ -196,6 +209,7 @@ def test_a_second_pod_with_a_larger_size_grows_the_image_while_it_is_mounted(
     assert (target / "x").read_text() == "kept"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_second_pod_that_asks_for_another_filesystem_is_refused(node: Any, target: Path, loops: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -205,6 +219,7 @@ def test_a_second_pod_that_asks_for_another_filesystem_is_refused(node: Any, tar
     assert len(loops()) == 1
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_the_default_size_is_for_new_volumes_alone(make_node: Any, make_plugin: Any, directory: Path) -> None:
     node = make_node(loopfile=make_plugin(default_size="48Mi"))
@@ -215,6 +230,7 @@ def test_the_default_size_is_for_new_volumes_alone(make_node: Any, make_plugin: 
     assert (directory / "data.img").stat().st_size == 16 * MIB
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_new_volume_without_a_size_gets_the_default(make_node: Any, make_plugin: Any, directory: Path) -> None:
     node = make_node(loopfile=make_plugin(default_size="48Mi"))
@@ -227,6 +243,7 @@ def test_a_filesystem_that_loopfile_does_not_make_is_refused(node: Any, target: 
     assert "loopfile makes ext4, xfs, btrfs" in answer["message"]
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_another_filesystem_than_the_image_holds_is_refused(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -244,6 +261,7 @@ def test_an_image_with_foreign_data_is_never_formatted(node: Any, target: Path, 
     assert image.read_bytes() == before
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_an_image_that_is_one_hole_gets_a_filesystem(node: Any, target: Path, directory: Path) -> None:
     image = directory / "data.img"
@@ -252,6 +270,7 @@ def test_an_image_that_is_one_hole_gets_a_filesystem(node: Any, target: Path, di
     assert succeeded(node.mount(DRIVER, target, OPTIONS))
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_file_left_by_a_killed_mkfs_is_replaced(node: Any, target: Path, directory: Path) -> None:
     (directory / ".data.img.new").write_bytes(b"half a filesystem")
@@ -266,6 +285,7 @@ def test_start_removes_files_left_by_a_killed_mkfs(make_plugin: Any, directory: 
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.programs("debugfs", "e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_damage_that_fsck_can_mend_is_mended(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -278,6 +298,7 @@ def test_damage_that_fsck_can_mend_is_mended(node: Any, target: Path, directory:
     assert (target / "x").read_text() == "kept"
 
 
+@pytest.mark.programs("debugfs", "e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_damage_that_needs_a_person_is_a_clear_failure(node: Any, target: Path, directory: Path, loops: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -336,6 +357,7 @@ def test_a_full_disk_is_told_with_numbers_and_leaves_no_image(
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+@pytest.mark.programs("e2fsck", "losetup", "mkfs.ext4")
 @needs_loop_devices
 def test_a_loop_device_that_a_killed_daemon_left_is_released(
     node: Any, target: Path, directory: Path, loops: Any
@@ -350,6 +372,7 @@ def test_a_loop_device_that_a_killed_daemon_left_is_released(
     assert loops() == {}
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_volume_whose_staging_was_unmounted_by_hand_is_staged_on_the_same_device(
     node: Any, target: Path, loops: Any
@@ -363,6 +386,7 @@ def test_a_volume_whose_staging_was_unmounted_by_hand_is_staged_on_the_same_devi
     assert len(loops()) == 1
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_an_image_is_found_behind_its_loop_device_by_inode(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -384,6 +408,7 @@ def test_a_loop_device_ends_by_itself_when_nothing_was_mounted(directory: Path, 
     assert loops() == {}
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_tool_of_a_killed_daemon_keeps_its_image_from_being_mounted(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -394,6 +419,7 @@ def test_a_tool_of_a_killed_daemon_keeps_its_image_from_being_mounted(node: Any,
     assert succeeded(node.mount(DRIVER, target, OPTIONS))
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_busy_volume_is_kept_and_unmounted_later(node: Any, target: Path, loops: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -403,6 +429,7 @@ def test_a_busy_volume_is_kept_and_unmounted_later(node: Any, target: Path, loop
     assert loops() == {}
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_stats_tell_the_size_of_the_volume(node: Any, target: Path, make_plugin: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -422,6 +449,7 @@ def test_a_new_volume_without_a_size_is_refused(node: Any, target: Path) -> None
     assert "set the option size" in node.mount(DRIVER, target, {"name": "data"})["message"]
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_an_existing_volume_is_mounted_without_a_size(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -429,6 +457,7 @@ def test_an_existing_volume_is_mounted_without_a_size(node: Any, target: Path) -
     assert succeeded(node.mount(DRIVER, target, {"name": "data"}))
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4", "resize2fs")
 @needs_loop_devices
 def test_a_larger_size_of_a_mounted_ext4_is_reached_at_once_or_at_the_next_mount(node: Any, target: Path) -> None:
     # Growing a mounted ext4 takes CAP_SYS_RESOURCE, which root in a container may lack.
@@ -442,6 +471,7 @@ def test_a_larger_size_of_a_mounted_ext4_is_reached_at_once_or_at_the_next_mount
     assert size_of(target) > 40 * MIB
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4", "resize2fs")
 @needs_loop_devices
 def test_expandvolume_answers_the_size_and_the_next_mount_has_it(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -453,6 +483,7 @@ def test_expandvolume_answers_the_size_and_the_next_mount_has_it(node: Any, targ
     assert size_of(target) > 40 * MIB
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_volume_is_not_grown_beyond_the_limit(node: Any, target: Path, make_plugin: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
@@ -479,6 +510,7 @@ def test_options_are_checked_before_anything_is_made(make_plugin: Any) -> None:
         make_plugin().volume_id(VolumeIdentify(driver=DRIVER, options={"name": "../x"}))
 
 
+@pytest.mark.programs("umount")
 @pytest.mark.usefixtures("empty_dev")
 def test_without_loop_devices_a_mount_says_what_to_do_and_makes_no_image(
     node: Any, target: Path, directory: Path
@@ -490,12 +522,14 @@ def test_without_loop_devices_a_mount_says_what_to_do_and_makes_no_image(
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.programs("umount")
 @pytest.mark.usefixtures("empty_dev")
 def test_without_loop_devices_it_is_not_ready(make_plugin: Any) -> None:
     with pytest.raises(NotReady, match="no loop devices here"):
         make_plugin().health()
 
 
+@pytest.mark.programs("umount")
 @pytest.mark.usefixtures("empty_dev")
 def test_without_loop_devices_a_new_volume_is_sent_to_another_node(make_plugin: Any, directory: Path) -> None:
     with pytest.raises(Exhausted, match="no loop devices here"):
@@ -503,6 +537,7 @@ def test_without_loop_devices_a_new_volume_is_sent_to_another_node(make_plugin: 
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 @needs_loop_devices
 def test_a_volume_that_was_provisioned_is_never_made_anew(make_plugin: Any, directory: Path, area: Path) -> None:
     """On another node an empty volume would take its place, and nobody would notice."""

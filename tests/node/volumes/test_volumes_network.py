@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.fuse_programs import programs
+from tests.programs import need
 
 from nodeplug import NotReady, VolumeId, VolumeStats, VolumeStatsRequest, mounted_at, mounts
 from nodeplug.testing.waiting import until
@@ -56,8 +57,7 @@ sleep 1000
 
 @pytest.fixture
 def source(has_fuse: None) -> Iterator[Path]:
-    if shutil.which("bindfs") is None:
-        pytest.skip("needs bindfs of the package bindfs")
+    need("bindfs")
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     (folder / "hello").write_text("world")
     yield folder
@@ -294,6 +294,7 @@ def test_what_is_not_allowed_is_refused_before_anything_is_executed(
     assert node.mounted == []
 
 
+@pytest.mark.programs("mount")
 def test_a_kernel_or_node_without_the_protocol_says_so(make: Any) -> None:
     node = make("mount")
     if "nfs" in Path("/proc/filesystems").read_text().split():

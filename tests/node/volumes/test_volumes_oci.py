@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import mount
 from nodeplug_volumes.image import Image, ImageConfig
@@ -31,8 +32,7 @@ Entry = tuple[str, bytes | str | None]
 
 @pytest.fixture(scope="session")
 def has_sqfstar() -> None:
-    if shutil.which("sqfstar") is None:
-        pytest.skip("needs sqfstar of the package squashfs-tools")
+    need("sqfstar")
 
 
 def layer(*entries: Entry) -> bytes:
@@ -164,6 +164,7 @@ def test_an_image_is_made_once_and_shared_by_all_pods(node: Any, layout: Layout,
     assert [path.stat().st_ino for path in area.glob("hosts/image/*/images/*")] == before
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_a_pod_may_write_to_a_layer_of_its_own_over_an_image(node: Any, layout: Layout) -> None:
     layout.index(layout.manifest(LOWER))
     target = mounted(node, overlay="8Mi")
@@ -311,8 +312,7 @@ def test_an_image_that_no_pod_uses_goes_before_another_one_fills_the_disk(
 
 
 def test_what_podman_has_saved_is_an_image(node: Any, area: Path, layout: Layout) -> None:
-    if shutil.which("podman") is None:
-        pytest.skip("needs podman of the package podman")
+    need("podman", "unshare")
     shutil.rmtree(layout.root)
     (area / "content.tar").write_bytes(LOWER)
     with tempfile.TemporaryDirectory(prefix="npp", dir="/tmp") as short:  # podman takes no runroot above 50 bytes

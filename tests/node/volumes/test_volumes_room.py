@@ -36,6 +36,7 @@ def fill(disk: Path, size: int) -> None:
         os.posix_fallocate(filler.fileno(), 0, size)
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_the_metrics_are_what_volumes_have_and_may_still_need_of_the_disk(disk: Path, make: Make) -> None:
     node = make(disk / "images")
     node.create("a", 128 * MIB)
@@ -48,6 +49,7 @@ def test_the_metrics_are_what_volumes_have_and_may_still_need_of_the_disk(disk: 
     assert abs(told["volumes_disk_free_bytes"] - found.f_bavail * found.f_frsize) <= 8 * MIB
 
 
+@pytest.mark.programs("mkfs.ext4")
 def test_the_log_warns_once_before_the_disk_is_full_and_again_after_it_was_not(
     disk: Path, make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import mounted_at
 from nodeplug.testing.waiting import until
@@ -58,8 +58,7 @@ def answers(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
-    if shutil.which("s3fs") is None:
-        pytest.skip("needs s3fs of the package s3fs")
+    need("s3fs")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
