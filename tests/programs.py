@@ -26,6 +26,7 @@ from nodeplug import mount
 SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
 PACKAGES: Mapping[str, str] = {
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+    "as": "binutils",
     "bindfs": "bindfs",
     "blkid": "util-linux",
     "bridge": "iproute2",
@@ -43,6 +44,7 @@ PACKAGES: Mapping[str, str] = {
     "ip": "iproute2",
     "iptables": "iptables",
     "kubectl": "kubernetes-client",
+    "ld": "binutils",
     "losetup": "mount",
     "lsblk": "util-linux",
     "make": "make",
@@ -71,6 +73,8 @@ PACKAGES: Mapping[str, str] = {
     "xfs_growfs": "xfsprogs",
 }
 """Debian's packages of the programs that tests declare."""
+COMPILER = "cc", "as", "ld"
+"""What compiles an entrypoint: the compiler, and what it executes from the same folders."""
 _WORDS = (
     "bash cat chgrp chmod chown cp cut date dd dirname echo env expr false find grep head hostname id "
     "install ldconfig ldd ln ls mkdir mkfifo mktemp mv nice nohup printf pwd readlink realpath rm rmdir "
