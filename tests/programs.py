@@ -25,7 +25,9 @@ from nodeplug import mount
 
 SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
 PACKAGES: Mapping[str, str] = {
-    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+    "aarch64-linux-gnu-as": "binutils-aarch64-linux-gnu",
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+    "aarch64-linux-gnu-ld": "binutils-aarch64-linux-gnu",
     "as": "binutils",
     "bindfs": "bindfs",
     "blkid": "util-linux",
@@ -40,12 +42,14 @@ PACKAGES: Mapping[str, str] = {
     "fsfreeze": "util-linux",
     "fusermount3": "fuse3",
     "gcc": "gcc libc6-dev",
+    "getopt": "util-linux",
     "git": "git",
     "ip": "iproute2",
     "iptables": "iptables",
     "kubectl": "kubernetes-client",
     "ld": "binutils",
     "losetup": "mount",
+    "lsb_release": "lsb-release",
     "lsblk": "util-linux",
     "make": "make",
     "mkfs.btrfs": "btrfs-progs",
@@ -60,6 +64,7 @@ PACKAGES: Mapping[str, str] = {
     "ping": "iputils-ping",
     "podman": "podman",
     "ps": "procps",
+    "qemu-aarch64": "qemu-user",
     "resize2fs": "e2fsprogs",
     "runc": "runc",
     "s3fs": "s3fs",
