@@ -62,6 +62,7 @@ PACKAGES: Mapping[str, str] = {
     "ping": "iputils-ping",
     "podman": "podman",
     "ps": "procps",
+    "qemu-aarch64": "qemu-user",
     "resize2fs": "e2fsprogs",
     "runc": "runc",
     "s3fs": "s3fs",

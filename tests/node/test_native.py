@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,28 @@ from nodeplug.testing.scratch_node import ScratchNode
 
 pytestmark = pytest.mark.unprivileged
 
-PLUGINS = "[plugins.bridge]\n[plugins.tmpfs]\n"
+PLUGINS = '[plugins.bridge]\nisolation = "thread"\n[plugins.tmpfs]\n'
 VERSION = {"CNI_COMMAND": "VERSION"}
 
 
+@pytest.fixture(scope="module")
+def common_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path of every node here, so that what is compiled for one is as good for the next."""
+    return tmp_path_factory.mktemp("native") / "root"
+
+
 @pytest.fixture
-def node(tmp_path: Path) -> ScratchNode:
-    return ScratchNode(tmp_path, PLUGINS)
+def node(common_root: Path, tmp_path: Path, compiler_or_none: bool) -> Iterator[ScratchNode]:
+    """A node that has compiled its entrypoints before, if a test did."""
+    common_root.symlink_to(tmp_path)
+    node, kept = ScratchNode(common_root, PLUGINS), common_root.with_name("kept")
+    compiled = node.paths.state / "compiled"
+    if kept.exists():
+        shutil.copytree(kept, compiled)
+    yield node
+    if compiled.exists() and not kept.exists():
+        shutil.copytree(compiled, kept)
+    common_root.unlink()
 
 
 def entrypoints(node: ScratchNode) -> tuple[Path, Path]:
@@ -81,8 +96,8 @@ def test_uninstall_removes_programs(node: ScratchNode) -> None:
 
 
 @pytest.mark.usefixtures("has_compiler")
-def test_the_configuration_can_ask_for_programs(tmp_path: Path) -> None:
-    node = ScratchNode(tmp_path, PLUGINS, supervisor='listen = ""\nnative_entrypoints = true')
+def test_the_configuration_can_ask_for_programs(node: ScratchNode) -> None:
+    node = ScratchNode(node.root, PLUGINS, supervisor='listen = ""\nnative_entrypoints = true')
     assert node.run("install").returncode == 0
     assert kinds(node) == {"native"}
 
@@ -137,7 +152,13 @@ def test_a_program_without_a_library_is_made_where_that_is_known_to_work(flex: b
 
 
 @pytest.mark.usefixtures("has_compiler")
-@pytest.mark.parametrize("trouble", ["exit 1", "echo '#!/bin/false' > $last; chmod +x $last; exit"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        pytest.param("exit 1", marks=pytest.mark.whole),  # as without a static library, of which a test follows
+        "echo '#!/bin/false' > $last; chmod +x $last; exit",
+    ],
+)
 def test_a_program_with_a_library_is_made_elsewhere(
     trouble: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -147,10 +168,9 @@ def test_a_program_with_a_library_is_made_elsewhere(
     assert len(compile_one(flex=False, socket="/s", spool="/p")) > 50_000
 
 
+@pytest.mark.whole
+@pytest.mark.programs("aarch64-linux-gnu-gcc", "qemu-aarch64")
 def test_the_program_answers_on_arm64(tmp_path: Path) -> None:
-    for tool, package in (("aarch64-linux-gnu-gcc", "libc6-dev-arm64-cross"), ("qemu-aarch64", "qemu-user")):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is missing: apt-get install {package}")
     program, source = tmp_path / "program", find_scripts() / SOURCE
     options = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", *LINKINGS[0], f'-DSOCKET="{tmp_path}/away"']
     subprocess.run(["aarch64-linux-gnu-gcc", *options, source, "-o", program], check=True)
@@ -209,7 +229,8 @@ def test_superseded_program_stays_for_calls_that_are_about_to_start_it(node: Scr
 
 
 @pytest.mark.usefixtures("has_compiler")
-def test_no_call_fails_while_script_and_program_change_places(node: ScratchNode) -> None:
+@pytest.mark.parametrize("turns", [10, pytest.param(60, marks=pytest.mark.whole)])
+def test_no_call_fails_while_script_and_program_change_places(node: ScratchNode, turns: int) -> None:
     node.run("install", "--script")
     ended = threading.Event()
     failed: list[str] = []
@@ -226,7 +247,7 @@ def test_no_call_fails_while_script_and_program_change_places(node: ScratchNode)
     for thread in threads:
         thread.start()
     registry, paths = inspect(node.configuration), node.paths
-    for turn in range(60):
+    for turn in range(turns):
         deploy(registry, paths, native=turn % 2 == 0)
     ended.set()
     for thread in threads:
@@ -284,8 +305,11 @@ def test_without_a_static_c_library_it_links_dynamically(monkeypatch: pytest.Mon
     assert b"ld-linux" in program or b"ld64" in program
 
 
+ODD = ['/a "quoted" path', "/back\\slash\\1", "/gr\u00fc\u00dfe/1", "/new\nline", "/??/x"]
+
+
 @pytest.mark.usefixtures("has_compiler")
-@pytest.mark.parametrize("path", ['/a "quoted" path', "/back\\slash\\1", "/gr\u00fc\u00dfe/1", "/new\nline", "/??/x"])
+@pytest.mark.parametrize("path", ["".join(ODD), *(pytest.param(one, marks=pytest.mark.whole) for one in ODD)])
 def test_any_path_survives_as_a_c_literal(tmp_path: Path, path: str) -> None:
     program = tmp_path / "program"
     program.write_bytes(compile_one(flex=False, socket="/s", spool=path))

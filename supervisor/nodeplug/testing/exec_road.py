@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -21,8 +22,8 @@ from nodeplug.cni.spool import Spool
 from nodeplug.exec.server import ExecServer, Handler
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
-from nodeplug.install.native import compile_one
-from nodeplug.install.scripts import Scripts, led_by, program_name
+from nodeplug.install.native import SOURCE, compile_one
+from nodeplug.install.scripts import Scripts, find_scripts, led_by, program_name
 from nodeplug.process.turns import TurnLoop
 
 _PATIENCE: Final = 60.0
@@ -78,7 +79,6 @@ class ExecRoad:
         self.source: Path | None = None
         self._silence = silence
         self.native = native
-        self._compiled: dict[bool, bytes] = {}
         self._serving: _Serving | None = None
 
     def load(self, name: str, plugin: object) -> None:
@@ -109,11 +109,10 @@ class ExecRoad:
         scripts = Scripts.render(socket=socket, spool=spool, source=self.source)
         text = scripts.flex if flex else scripts.cni
         if self.native:
-            if flex not in self._compiled:
-                self._compiled[flex] = compile_one(flex=flex, socket=socket, spool=spool, source=self.source)
-            program = path.with_name(program_name(self._compiled[flex]))
+            compiled = _compiled(flex, socket, spool, self.source, _text(self.source))
+            program = path.with_name(program_name(compiled))
             if not program.exists():
-                program.write_bytes(self._compiled[flex])
+                program.write_bytes(compiled)
                 program.chmod(0o755)
             text = led_by(text, program)
         path.write_bytes(text)
@@ -171,6 +170,16 @@ class ExecRoad:
             [str(self.script(name))], input=stdin, capture_output=True, env=env, timeout=_PATIENCE, check=False
         )
         return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def _text(source: Path | None) -> bytes:
+    return ((find_scripts() if source is None else source) / SOURCE).read_bytes()
+
+
+@cache
+def _compiled(flex: bool, socket: Path, spool: Path, source: Path | None, text: bytes) -> bytes:  # noqa: ARG001 - a key
+    """Compile once for all roads of this process that have the same paths: it takes longer than most tests."""
+    return compile_one(flex=flex, socket=socket, spool=spool, source=source)
 
 
 @dataclass(slots=True)

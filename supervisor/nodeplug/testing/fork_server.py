@@ -32,6 +32,7 @@ _PRELOADED: Final = (
     "grpc._utilities",
     "pydantic.dataclasses",
     "pyroute2",
+    "nodeplug_net.bridge.plugin",
 )
 _NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLONE_NEWNS
 

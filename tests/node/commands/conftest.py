@@ -1,13 +1,19 @@
-"""A folder for a root, and the commands in it as a person runs them: a process, exit status and both streams."""
+"""A folder for a root, and the commands in it as a person runs them: a process, exit status and both streams.
+
+The process is forked from one that has imported nodeplug, so the modules of all tests have one path.
+"""
 
 import json
 import os
 import subprocess
-import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from nodeplug.testing import forked
 
 HOSTDEV = """
 [plugins.hostdev.config]
@@ -39,12 +45,12 @@ class Both:
 
 
 class Node:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, modules: Path) -> None:
         self.root = root
+        self.modules = modules
         self.config = root / "etc/nodeplug.toml"
         self.config.parent.mkdir()
-        (root / "python").mkdir()
-        (root / "python/both.py").write_text(BOTH)
+        (modules / "both.py").write_text(BOTH)
         self.configure(HOSTDEV)
 
     def configure(self, text: str) -> None:
@@ -54,9 +60,8 @@ class Node:
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         place = ["--config", str(self.config), "--root", str(self.root)]
-        environment = {**os.environ, "PYTHONPATH": str(self.root / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
-        argv = [sys.executable, "-m", "nodeplug", *command.split(), *place, *arguments]
-        return subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd="/")
+        environment = {**os.environ, "PYTHONPATH": str(self.modules), "PYTHONDONTWRITEBYTECODE": "1"}
+        return forked.run("nodeplug", [*command.split(), *place, *arguments], environment)
 
     def json(self, command: str, *arguments: str) -> Any:
         done = self.run(command, "--json", *arguments)
@@ -64,6 +69,14 @@ class Node:
         return json.loads(done.stdout)
 
 
+@pytest.fixture(scope="session")
+def common_modules() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="np-modules-") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(tmp_path: Path, common_modules: Path) -> Iterator[Node]:
+    yield Node(tmp_path, common_modules)
+    for module in common_modules.iterdir():
+        module.unlink()

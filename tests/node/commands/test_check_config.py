@@ -64,8 +64,7 @@ def test_plugin_that_is_not_installed_is_told(node: Any) -> None:
 
 
 def test_a_mistake_is_one_line_whatever_a_plugin_raises(node: Any) -> None:
-    (node.root / "python").mkdir(exist_ok=True)
-    (node.root / "python/verse.py").write_text('raise RuntimeError("roses are red\\n\\n  violets are blue\\n")\n')
+    (node.modules / "verse.py").write_text('raise RuntimeError("roses are red\\n\\n  violets are blue\\n")\n')
     node.configure("[plugins.poem]\nuses = 'verse:Poem'\n")
     (line,) = node.run("check-config").stderr.splitlines()
     assert line.endswith("RuntimeError: roses are red; violets are blue")

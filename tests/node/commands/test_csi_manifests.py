@@ -42,7 +42,9 @@ CONFIGURATION = """
 csi = true
 plugin_user = "root"
 [plugins.tmpfs]
+isolation = "thread"
 [plugins.store]
+isolation = "thread"
 uses = "store:Store"
 """
 
@@ -86,7 +88,7 @@ class Shared(Archive):
 
 @pytest.fixture
 def node(node: Any) -> Any:
-    (node.root / "python/store.py").write_text(STORE)
+    (node.modules / "store.py").write_text(STORE)
     node.configure(CONFIGURATION)
     return node
 
@@ -144,8 +146,8 @@ def test_the_standard_sidecar_calls_the_socket_on_each_node(node: Any) -> None:
 @pytest.fixture
 def archive(node: Any) -> Any:
     """A driver that takes snapshots of volumes on its node, beside one that takes none."""
-    (node.root / "python/archive.py").write_text(ARCHIVE)
-    node.configure(CONFIGURATION + '[plugins.archive]\nuses = "archive:Archive"\n')
+    (node.modules / "archive.py").write_text(ARCHIVE)
+    node.configure(CONFIGURATION + '[plugins.archive]\nisolation = "thread"\nuses = "archive:Archive"\n')
     return node
 
 
@@ -194,7 +196,7 @@ def test_the_snapshotter_serves_its_own_node_by_the_drivers_socket(archive: Any)
 
 
 def test_of_volumes_that_are_on_no_node_one_snapshotter_takes_all_snapshots(archive: Any) -> None:
-    archive.configure('[plugins.archive]\nuses = "archive:Shared"\n')
+    archive.configure('[plugins.archive]\nisolation = "thread"\nuses = "archive:Shared"\n')
     found = written(archive, "--snapshots")
     (container,) = found["DaemonSet archive-acme-snapshotter"]["spec"]["template"]["spec"]["containers"]
     assert "--leader-election=true" in container["args"]

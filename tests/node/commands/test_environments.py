@@ -51,6 +51,7 @@ def distribution(node: ScratchNode) -> str:
     return str(row["distribution"])
 
 
+@pytest.mark.whole
 def test_an_environment_is_made_used_exchanged_and_removed(node: ScratchNode, acme_wheels: Path) -> None:
     made = add(node, acme_wheels, "acme==1.0")
     assert made.returncode == 0, made.stderr
@@ -87,6 +88,7 @@ def test_an_environment_is_made_used_exchanged_and_removed(node: ScratchNode, ac
     assert f"there is no environment 'acme' in {folder(node)}; there is: none" in gone.stderr
 
 
+@pytest.mark.whole
 def test_what_cannot_be_installed_leaves_the_environment_that_was_there(node: ScratchNode, acme_wheels: Path) -> None:
     assert add(node, acme_wheels, "acme==1.0").returncode == 0
     before = environments_of(node)
@@ -108,6 +110,7 @@ def test_a_python_that_cannot_make_environments_is_told(node: ScratchNode, acme_
     assert environments_of(node) == []
 
 
+@pytest.mark.whole
 def test_an_interrupted_add_leaves_nothing_that_counts(node: ScratchNode, acme_wheels: Path) -> None:
     slow = node.root / "slow"
     slow.write_text('#!/bin/sh\nmkdir "$3/bin"\nexec sleep 600\n')
@@ -126,6 +129,7 @@ def test_an_interrupted_add_leaves_nothing_that_counts(node: ScratchNode, acme_w
     assert left not in environments_of(node)
 
 
+@pytest.mark.whole
 def test_what_nodeplug_has_not_made_is_left_alone(node: ScratchNode, acme_wheels: Path) -> None:
     (folder(node) / "acme").mkdir(parents=True)
     done = add(node, acme_wheels, "acme==1.0")

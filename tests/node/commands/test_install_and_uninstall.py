@@ -9,8 +9,12 @@ import pytest
 pytestmark = pytest.mark.unprivileged
 
 CNI_AND_VOLUME = """
+[supervisor]
+plugin_user = "root"
+native_entrypoints = false
 [plugins.both]
 uses = "both:Both"
+isolation = "thread"
 """
 
 

@@ -1,17 +1,21 @@
-"""A road in a folder, once with the scripts and once with the compiled entrypoints, and namespaces for its calls.
+"""A road in a folder, and namespaces for its calls.
 
-With the compiled ones its records are in memory, as on a node (/run); with the scripts they are on a disk.
+Its entrypoints are compiled, as on a node, where there is a compiler, and else the scripts: most tests are about what
+is behind them. Those of the entrypoints themselves (`test_entrypoint`, `test_driver`, `test_daemon_stopped`) run with
+each, and `test_twins` compares the two.
 """
 
 import ctypes
 import os
 import shutil
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 
 from nodeplug import bind, mount, unmount
 from nodeplug.install.scripts import find_scripts
@@ -51,21 +55,45 @@ def netns(make_netns: Callable[[str], Path]) -> Path:
     return make_netns("netns")
 
 
-@pytest.fixture(params=["python", "native"])
-def road(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ExecRoad]:
-    native = request.param == "native"
-    if native:
-        request.getfixturevalue("has_compiler")
-    records = tmp_path / "attachments"
-    in_memory = native and os.geteuid() == 0
+@pytest.fixture(scope="session")
+def common_path() -> Iterator[Path]:
+    """A path that every test of this process leads to its own folder: what is compiled for it serves them all."""
+    with tempfile.TemporaryDirectory(prefix="np-road-", dir="/tmp") as folder:
+        Path(folder).chmod(0o711)  # tests become other users
+        yield Path(folder) / "r"
+
+
+@pytest.fixture
+def road_folder(common_path: Path, tmp_path: Path) -> Iterator[Path]:
+    common_path.symlink_to(tmp_path)
+    yield common_path
+    common_path.unlink()
+
+
+@pytest.fixture
+def records(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """The road's records are in memory, as on a node (/run), unless the test says "disk" or has no right to mount."""
+    path = tmp_path / "attachments"
+    in_memory = getattr(request, "param", "memory") == "memory" and os.geteuid() == 0
     if in_memory:
-        records.mkdir()
-        mount("records", str(records), "tmpfs")
-    road = ExecRoad(tmp_path, native=native)
+        path.mkdir()
+        mount("records", str(path), "tmpfs")
+    yield
+    if in_memory:
+        unmount(str(path), lazy=True)
+
+
+@pytest.fixture
+def road(
+    request: pytest.FixtureRequest, road_folder: Path, records: None, compiler_or_none: bool
+) -> Iterator[ExecRoad]:
+    """A road with the entrypoint that the test asks for, else with the one that this machine would install."""
+    kind = getattr(request, "param", "compiled" if compiler_or_none else "script")
+    if kind == "compiled":
+        need("cc")
+    road = ExecRoad(road_folder, native=kind == "compiled")
     yield road
     road.stop()
-    if in_memory:
-        unmount(str(records), lazy=True)
 
 
 @pytest.fixture
@@ -90,13 +118,13 @@ def env(road: ExecRoad, netns: Path) -> Callable[..., dict[str, str]]:
 def impatient(road: ExecRoad) -> Callable[..., None]:
     """Changes the waits of the entrypoints, in seconds: of those that are installed from then on."""
 
-    def change(*, patience: int = 10, haste: int = 2, timeout: int = 150) -> None:
+    def change(*, patience: float = 10, haste: float = 2, timeout: int = 150) -> None:
         _make_impatient(road, patience, haste, timeout)
 
     return change
 
 
-def _make_impatient(road: ExecRoad, patience: int, haste: int, timeout: int) -> None:
+def _make_impatient(road: ExecRoad, patience: float, haste: float, timeout: int) -> None:
     road.source = road.bin.with_name("impatient")
     shutil.copytree(find_scripts(), road.source)
     for style, flex in (("cni", False), ("flex", True)):

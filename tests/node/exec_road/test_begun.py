@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from tests.node.exec_road.test_orphans import CONFIG, Plugin, remove, settled, u
 
 from nodeplug import CniDel, CniResult, PluginError, ValidAttachment
 from nodeplug.cni.attachments import Asked, Attachment, Attachments, Begun, Key
-from nodeplug.testing import ExecRoad
+from nodeplug.testing import ExecRoad, forked
 
 Env = Callable[..., dict[str, str]]
 KEY = Key("test", "net", "c1", "eth0")
@@ -93,6 +91,12 @@ def test_what_an_add_made_stays_when_another_of_it_fails(
     assert (plugin.ended, [one.key for one in road.attachments.list()]) == (["witness"], [KEY])
 
 
+def put(folder: Path, program: str) -> str:
+    path = folder / "killed.py"
+    path.write_text(program)
+    return str(path)
+
+
 KILLED_WITHIN = """
 import os, signal, sys
 from pathlib import Path
@@ -113,12 +117,11 @@ folder.record(Attachment(key, "/netns", CniResult(), 2.0))
 """
 
 
-def test_a_daemon_that_is_killed_at_any_write_has_begun_or_recorded_its_add(tmp_path: Path) -> None:
-    attachments = Attachments(tmp_path)
+def test_a_daemon_that_is_killed_at_any_write_has_begun_or_recorded_its_add(tmp_path: Path, short_path: Path) -> None:
+    attachments, program = Attachments(tmp_path), put(short_path, KILLED_WITHIN)
     seen = []
     for step in range(10):
-        command = [sys.executable, "-c", KILLED_WITHIN, str(tmp_path), str(step)]
-        killed = subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        killed = forked.run(program, [str(tmp_path), str(step)], os.environ).returncode == -signal.SIGKILL
         seen.append((len(attachments.begun()), len(attachments.list())))
         attachments.forget(KEY)
         assert list(tmp_path.iterdir()) == []
@@ -176,15 +179,16 @@ Attachments(Path(sys.argv[1])).forget_invalid("test", "net", [ValidAttachment(co
 """
 
 
-def test_a_gc_that_is_killed_at_any_removal_forgets_no_valid_attachment_and_is_repeated(tmp_path: Path) -> None:
-    attachments, seen = Attachments(tmp_path), set()
+def test_a_gc_that_is_killed_at_any_removal_forgets_no_valid_attachment_and_is_repeated(
+    tmp_path: Path, short_path: Path
+) -> None:
+    attachments, seen, program = Attachments(tmp_path), set(), put(short_path, KILLED_IN_GC)
     for step in range(20):
         for number in (1, 2, 3):
             key = Key("test", "net", f"c{number}", "eth0")
             attachments.record(Attachment(key, "/netns", CniResult(), float(number)))
         attachments.begin(Begun(Key("test", "net", "c4", "eth0"), "/netns"))
-        command = [sys.executable, "-c", KILLED_IN_GC, str(tmp_path), str(step)]
-        killed = subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        killed = forked.run(program, [str(tmp_path), str(step)], os.environ).returncode == -signal.SIGKILL
         seen.add((tuple(one.key.container_id for one in attachments.list()), len(attachments.begun())))
         attachments.forget_invalid("test", "net", [ValidAttachment(container_id="c2", ifname="eth0")])
         assert [one.key.container_id for one in attachments.list()] == ["c2"]

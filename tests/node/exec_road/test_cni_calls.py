@@ -108,6 +108,7 @@ def test_the_plugin_starts_in_the_callers_namespace_and_sees_the_containers(
     assert seen == [os.readlink("/proc/self/ns/net"), f"net:[{netns.stat().st_ino}]"]
 
 
+@pytest.mark.programs("nsenter")
 def test_a_caller_in_another_host_namespace_is_served_there(
     road: ExecRoad, env: Env, make_netns: Callable[[str], Path]
 ) -> None:

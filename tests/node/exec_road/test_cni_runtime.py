@@ -12,8 +12,8 @@ pytestmark = pytest.mark.unprivileged
 
 ECHO = """#!/bin/sh
 stdin=$(cat)
-printf '%s %s\\n' "$CNI_COMMAND" "$(basename "$0")" >> "$(dirname "$0")/../log"
-if [ "$CNI_COMMAND" = ADD ]; then printf '{"interfaces":[{"name":"%s"}]}' "$(basename "$0")"; fi
+printf '%s %s\\n' "$CNI_COMMAND" "${0##*/}" >> "${0%/*}/../log"
+if [ "$CNI_COMMAND" = ADD ]; then printf '{"interfaces":[{"name":"%s"}]}' "${0##*/}"; fi
 """
 
 

@@ -4,13 +4,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from nodeplug.testing import ExecRoad
+from nodeplug.testing import ExecRoad, forked
+from nodeplug.testing.waiting import until
+
+pytestmark = [
+    pytest.mark.parametrize("road", ["script", "compiled"], indirect=True),
+    pytest.mark.xdist_group("impatient-entrypoints"),  # one process compiles each of them once
+]
 
 Env = Callable[..., dict[str, str]]
 Impatience = Callable[..., None]
@@ -42,44 +47,50 @@ with asyncio.Runner(loop_factory=TurnLoop) as runner:
 class Server:
     """An exec server in a process of its own, each of whose answers takes a while."""
 
-    def __init__(self, road: ExecRoad, seconds: float) -> None:
-        command = [sys.executable, "-c", SERVER, str(road.socket), str(seconds)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def __init__(self, road: ExecRoad, folder: Path, seconds: float) -> None:
+        program, self._said, self._read = folder / "server.py", folder / "said", 0
+        program.write_text(SERVER)
+        arguments, nowhere = [str(road.socket), str(seconds)], Path(os.devnull)
+        self.process = forked.start(str(program), arguments, os.environ, stdout=self._said, stderr=nowhere)
         self.line()
 
     def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        """Wait for the next line that it says."""
+        self._read += 1
+        until(lambda: len(self.lines()) >= self._read)
+        return self.lines()[self._read - 1]
+
+    def lines(self) -> list[str]:
+        return self._said.read_text().split("\n")[:-1] if self._said.exists() else []
 
     def stop(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
         # The signal is delivered at some time; the state tells when it was (proc(5)).
-        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            pass
+        until(lambda: Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
     def go_on(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
 
 
 @pytest.fixture
-def serve(road: ExecRoad) -> Iterator[Callable[..., Server]]:
+def serve(road: ExecRoad, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def begin(seconds: float = 0) -> Server:
-        servers.append(Server(road, seconds))
+        servers.append(Server(road, tmp_path, seconds))
         return servers[-1]
 
     yield begin
     for server in servers:
         server.process.kill()
-        server.process.communicate()
+        server.process.wait()
 
 
 @pytest.mark.parametrize(("verb", "code"), [("ADD", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)])
 def test_a_stopped_daemon_keeps_no_call_waiting(
     road: ExecRoad, env: Env, impatient: Impatience, serve: Callable[..., Server], verb: str, code: int
 ) -> None:
-    impatient(patience=1, haste=1)
+    impatient(patience=1, haste=0.5)
     serve().stop()
     done = road.call("test", env(verb), CONFIG)
     assert (done.status, done.document["code"]) == (1, code)
@@ -89,7 +100,7 @@ def test_a_stopped_daemon_keeps_no_call_waiting(
 def test_status_is_not_as_patient_as_the_others(
     road: ExecRoad, env: Env, impatient: Impatience, serve: Callable[..., Server]
 ) -> None:
-    impatient(patience=1000, haste=1)
+    impatient(patience=1000, haste=0.5)
     serve().stop()
     assert road.call("test", env("STATUS"), CONFIG).document["code"] == 50
 
@@ -157,20 +168,25 @@ def test_what_callers_gave_up_is_not_done_when_the_daemon_goes_on(
     subprocess.run([road.flex_script(tmp_path, "driver"), "unmount", "/t"], capture_output=True, check=False)
     server.go_on()
     assert road.call("test", env("ADD", CNI_CONTAINERID="c2"), CONFIG).status == 0
-    server.process.terminate()
-    assert server.process.stdout is not None
-    assert server.process.stdout.read().split("\n") == ["serves ADD c2", ""]
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait()
+    assert server.lines() == ["up", "serves ADD c2"]
 
 
-@pytest.mark.parametrize("road", ["native"], indirect=True)  # a script cannot change what the kernel shows
-def test_the_compiled_driver_shows_its_arguments_to_nobody_while_it_waits(
-    road: ExecRoad, tmp_path: Path, serve: Callable[..., Server]
+def test_a_daemon_that_is_at_work_for_too_long_is_waited_for_no_longer(
+    road: ExecRoad, env: Env, impatient: Impatience, serve: Callable[..., Server]
 ) -> None:
-    server = serve(3600)
-    path, secret = road.flex_script(tmp_path, "driver"), '{"kubernetes.io/secret/password": "aHVudGVyMg=="}'
-    with subprocess.Popen([path, "mount", "/target", secret], stdout=subprocess.DEVNULL) as waiting:
-        assert server.line() == "serves mount"
-        shown = Path(f"/proc/{waiting.pid}/cmdline").read_bytes()
-        waiting.kill()
-    assert str(path).encode() in shown
-    assert b"aHVudGVyMg" not in shown
+    impatient(patience=4, timeout=1)
+    serve(3600)
+    done = road.call("test", env("ADD"), CONFIG)
+    assert (done.status, done.document["code"], "timed out" in done.document["msg"]) == (1, 11, True)
+
+
+def test_a_driver_waits_no_longer_either(
+    road: ExecRoad, tmp_path: Path, impatient: Impatience, serve: Callable[..., Server]
+) -> None:
+    impatient(patience=4, timeout=1)
+    serve(3600)
+    done = subprocess.run([road.flex_script(tmp_path, "driver"), "mount"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["message"] == "nodeplug daemon ended or hung before it answered"

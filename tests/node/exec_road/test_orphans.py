@@ -16,6 +16,10 @@ from nodeplug import CniAdd, CniClaim, CniDel, CniIp, CniResult, TryAgain, bind,
 from nodeplug.cni.nsid import Sighting, gone
 from nodeplug.testing import ExecRoad
 
+pytestmark = pytest.mark.parametrize(
+    "records", [pytest.param("memory", marks=pytest.mark.whole), "disk"], indirect=True
+)
+
 Env = Callable[..., dict[str, str]]
 CONFIG = {"cniVersion": "1.0.0", "name": "net", "type": "test", "prevResult": {"cniVersion": "1.0.0"}, "own": 7}
 RESULT = CniResult(ips=(CniIp(ip_interface("10.9.0.2/24")),))
@@ -119,6 +123,7 @@ def test_one_that_lives_is_left_alone(road: ExecRoad, plugin: Plugin, add: Calla
     assert (plugin.ended, recorded(road)) == (["witness"], ["c1"])
 
 
+@pytest.mark.programs("nsenter")
 def test_a_namespace_without_its_path_lives_as_long_as_a_process_is_in_it(
     road: ExecRoad, plugin: Plugin, add: Callable[..., Path]
 ) -> None:
@@ -141,6 +146,7 @@ def until_inside(pid: int, path: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.programs("unshare")
 def test_a_namespace_lives_as_long_as_another_mount_namespace_has_it(
     road: ExecRoad, plugin: Plugin, add: Callable[..., Path]
 ) -> None:

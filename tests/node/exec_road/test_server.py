@@ -246,7 +246,15 @@ def descriptors() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("descriptors")
-@pytest.mark.parametrize("first", [b"", b"N", HEADER.pack(MAGIC, 10, 0, 0)], ids=["silent", "one byte", "header"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(b"", marks=pytest.mark.whole),
+        pytest.param(b"N", marks=pytest.mark.whole),
+        HEADER.pack(MAGIC, 10, 0, 0),
+    ],
+    ids=["silent", "one byte", "header"],
+)
 def test_clients_that_never_send_their_request_keep_nobody_waiting(tmp_path: Path, first: bytes) -> None:
     road = ExecRoad(tmp_path, silence=3600)  # none of them is dropped for its silence while this test runs
     road.handlers = {"control": echo}
@@ -302,59 +310,3 @@ def test_a_request_beyond_the_bound_on_calls_is_told_to_try_again(
     assert converse(road, Frame("control", "x").encode()).exit == 0
     for peer in waiting:
         peer.close()
-
-
-# --- the FlexVolume script --------------------------------------------------------------------------------------
-
-
-def flex(road: ExecRoad, folder: Path, *argv: "str | bytes", shell: str = "") -> tuple[int, bytes, bytes]:
-    script = road.flex_script(folder, "driver")
-    command = ["sh", "-c", f'exec "$0" "$@" {shell}', str(script)] if shell else [str(script)]
-    done = subprocess.run([*command, *argv], capture_output=True, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_a_flex_verb_reaches_the_daemon_with_its_arguments(server: ExecRoad, tmp_path: Path) -> None:
-    status, out, err = flex(server, tmp_path, "mount", "/dir", '{"a":"b"}')
-    assert (status, err) == (0, b"")
-    assert json.loads(out)["argv"] == ["mount", "/dir", '{"a":"b"}']
-
-
-def test_flex_init_is_answered_from_the_file_beside_the_script(road: ExecRoad, tmp_path: Path) -> None:
-    (tmp_path / "capabilities.json").write_text('{"status":"Success"}')
-    assert flex(road, tmp_path, "init") == (0, b'{"status":"Success"}', b"")
-
-
-def test_flex_init_without_its_file_is_a_failure(road: ExecRoad, tmp_path: Path) -> None:
-    status, out, err = flex(road, tmp_path, "init")
-    assert (status, json.loads(out)["status"], err) == (0, "Failure", b"")
-
-
-@pytest.mark.parametrize("argv", [(), ("mount",), (b"\xff\xfe", b"\n\x01"), ("x" * 100_000,)])
-@pytest.mark.parametrize("shell", ["", ">&-", "<&- 2>&-", "<&- >&- 2>&-"])
-def test_flex_without_daemon_exits_0_and_is_silent_on_stderr(
-    road: ExecRoad, tmp_path: Path, argv: tuple[str, ...], shell: str
-) -> None:
-    status, out, err = flex(road, tmp_path, *argv, shell=shell)
-    assert (status, err) == (0, b"")
-    if ">&-" not in shell.replace("2>&-", ""):
-        assert json.loads(out) == {"status": "Failure", "message": "nodeplug daemon is not running"}
-
-
-@pytest.mark.parametrize("part", [b"", b"\0", b"\0\x10\0\0\0\0\0\0\0{"])
-def test_flex_survives_a_daemon_that_dies_in_its_answer(road: ExecRoad, tmp_path: Path, part: bytes) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(road.socket))
-        server.listen()
-
-        def die() -> None:
-            peer, _ = server.accept()
-            with peer:
-                peer.recv(1 << 16)
-                peer.sendall(part)
-
-        thread = threading.Thread(target=die)
-        thread.start()
-        status, out, err = flex(road, tmp_path, "mount", "/dir", "{}")
-        thread.join()
-    assert (status, json.loads(out)["status"], err) == (0, "Failure", b"")

@@ -10,6 +10,8 @@ import pytest
 from nodeplug import CniAdd, CniClaim, CniDel, CniResult, Netns, hookimpl, unmount
 from nodeplug.testing import ExecRoad
 
+pytestmark = pytest.mark.programs("nsenter")
+
 Env = Callable[..., dict[str, str]]
 CONFIG = {"cniVersion": "1.0.0", "name": "net", "type": "test"}
 

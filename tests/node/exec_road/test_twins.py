@@ -1,5 +1,9 @@
-"""The compiled entrypoints say the same as the scripts, to the byte: to their caller and to the daemon."""
+"""The compiled entrypoints say the same as the scripts, to the byte: to their caller and to the daemon.
 
+One thing they do that a script cannot: they hide their arguments.
+"""
+
+import asyncio
 import os
 import re
 import socket
@@ -12,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from nodeplug.exec.frame import Reply
+from nodeplug import Netns
+from nodeplug.exec.frame import Frame, Reply
 from nodeplug.testing import ExecRoad
 
 CALL = {
@@ -94,8 +99,8 @@ def serve_one(server: socket.socket, answer: bytes) -> tuple[bytes, list[str]]:
 
 
 @pytest.fixture
-def twins(tmp_path: Path) -> Twins:
-    return Twins(tmp_path)
+def twins(road_folder: Path) -> Twins:
+    return Twins(road_folder)
 
 
 @pytest.mark.parametrize(
@@ -140,14 +145,17 @@ def test_twins_draw_the_limit_of_a_request_at_the_same_byte(twins: Twins, excess
     assert (b'"code":7' in script[0][1]) is bool(excess)
 
 
-@pytest.mark.parametrize("netns", ["/proc/self/ns/net", "/does/not/exist", "", None])
-def test_twins_send_the_same_frame_and_descriptors(twins: Twins, netns: str | None) -> None:
+@pytest.mark.parametrize("netns", ["/proc/self/ns/net", "/does/not/exist", "", None, "fifo"])
+def test_twins_send_the_same_frame_and_descriptors(twins: Twins, netns: str | None, tmp_path: Path) -> None:
+    if netns == "fifo":  # opened as it is: the daemon tells what is a namespace, and nobody waits for a writer
+        netns = str(tmp_path / "fifo")
+        os.mkfifo(netns)
     env = {**CALL, "CNI_NETNS": netns} if netns is not None else {k: v for k, v in CALL.items() if k != "CNI_NETNS"}
     with twins.daemon(Reply(0, b"{}", b"said").encode()) as received:
         script, compiled = twins.cni(env, b'{"a": 1}' * 100_000)
     assert compiled == script == ((0, b"{}", b"said"), [])
     assert received[1] == received[0]
-    assert len(received[0][1]) == (2 if netns == "/proc/self/ns/net" else 1)
+    assert len(received[0][1]) == (2 if netns and Path(netns).exists() else 1)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +204,28 @@ def test_drivers_send_the_same_frame_and_print_the_same(twins: Twins, answer: by
     assert (script[0], script[2]) == (0, b"")
 
 
-def test_the_path_that_is_sent_is_the_executed_one_whatever_argv_says(tmp_path: Path) -> None:
-    twins = Twins(tmp_path)
+def test_the_path_that_is_sent_is_the_executed_one_whatever_argv_says(twins: Twins) -> None:
     with twins.daemon(Reply(0).encode()) as received:
         for path in twins.paths(flex=False):
             subprocess.run(["another"], executable=path, env=CALL, stdin=subprocess.DEVNULL, check=True)
     assert received[1] == received[0]
     assert os.fsencode(twins.roads[0].bin / "test") in received[0][0]
+
+
+def test_the_compiled_driver_shows_its_arguments_to_nobody_while_it_waits(road: ExecRoad, tmp_path: Path) -> None:
+    asked, secret = threading.Event(), '{"kubernetes.io/secret/password": "aHVudGVyMg=="}'
+
+    async def hang(frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    road.handlers = {"flex": hang}
+    road.start()
+    path = road.flex_script(tmp_path, "driver")
+    with subprocess.Popen([path, "mount", "/target", secret], stdout=subprocess.DEVNULL) as waiting:
+        assert asked.wait(30)
+        shown = Path(f"/proc/{waiting.pid}/cmdline").read_bytes()
+        waiting.kill()
+    assert str(path).encode() in shown
+    assert b"aHVudGVyMg" not in shown

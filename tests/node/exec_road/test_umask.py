@@ -12,7 +12,8 @@ from nodeplug.exec.server import ExecServer
 pytestmark = pytest.mark.unprivileged
 
 
-def test_listening_anew_never_changes_the_umask_of_the_process(short_path: Path) -> None:
+@pytest.mark.parametrize("times", [100, pytest.param(1500, marks=pytest.mark.whole)])
+def test_listening_anew_never_changes_the_umask_of_the_process(short_path: Path, times: int) -> None:
     path, over, seen = short_path / "exec.sock", threading.Event(), set[str]()
 
     def watch() -> None:
@@ -20,7 +21,7 @@ def test_listening_anew_never_changes_the_umask_of_the_process(short_path: Path)
             seen.update(re.findall(r"^Umask:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE))
 
     async def listen() -> None:
-        for _ in range(1500):
+        for _ in range(times):
             server = ExecServer(path, {})
             await server.start()
             assert path.stat().st_mode & 0o777 == 0o600

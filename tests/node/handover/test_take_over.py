@@ -17,31 +17,30 @@ from nodeplug import PluginError
 from nodeplug.exec.client import ask_for_place
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
-from nodeplug.testing import BlockingKubelet, ScratchNode, namespaces
+from nodeplug.testing import BlockingKubelet, ScratchNode, forked, namespaces
 from nodeplug.testing.waiting import until
 
 RESOURCE = "example.com/thing"
 SECTION = '[plugins.guest]\nuses = "handover_guest:Guest"\nisolation = "thread"\nconfig = {{ folder = "{}" }}\n'
-Start = Callable[..., "subprocess.Popen[bytes]"]
+Start = Callable[..., forked.Forked]
 pytestmark = pytest.mark.unprivileged
 
 
 @pytest.fixture
 def node(short_path: Path, tmp_path: Path) -> ScratchNode:
     """Its configuration and its commands; the daemons are the test's."""
-    return ScratchNode(short_path, SECTION.format(tmp_path), env={"PYTHONPATH": str(Path(__file__).parent)})
+    return ScratchNode(short_path, SECTION.format(tmp_path), env={"PYTHONPATH": str(Path(__file__).parent)}, fork=True)
 
 
 @pytest.fixture
 def start(node: ScratchNode) -> Iterator[Start]:
-    """Start one more daemon, in whatever else it is given as `within`."""
-    started: list[subprocess.Popen[bytes]] = []
+    """Start one more daemon."""
+    started: list[forked.Forked] = []
 
-    def run(*options: str, within: tuple[str, ...] = ()) -> "subprocess.Popen[bytes]":
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-        with node.log_path.open("ab") as log:
-            command = [*within, *node.command("serve", *options)]
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+    def run(*options: str) -> forked.Forked:
+        environment, log = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, node.log_path
+        words = node.command("serve", *options)[3:]  # behind `python -m nodeplug`
+        started.append(forked.start("nodeplug", words, environment, stdout=log, stderr=log))
         return started[-1]
 
     yield run
@@ -50,7 +49,7 @@ def start(node: ScratchNode) -> Iterator[Start]:
         one.wait()
 
 
-def served_by(node: ScratchNode, daemon: "subprocess.Popen[bytes]") -> None:
+def served_by(node: ScratchNode, daemon: forked.Forked) -> None:
     def serves() -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(node.paths.exec_socket)) != 0:
@@ -60,7 +59,7 @@ def served_by(node: ScratchNode, daemon: "subprocess.Popen[bytes]") -> None:
     until(serves)
 
 
-def stands_by(daemon: "subprocess.Popen[bytes]") -> bool:
+def stands_by(daemon: forked.Forked) -> bool:
     """Whether it is the waiting program, whose last step before the wait is to ignore the ends of children."""
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     ignored = int(status.split("\nSigIgn:\t")[1].split()[0], 16)
@@ -73,7 +72,7 @@ def watched(kubelet: BlockingKubelet) -> Iterator[set[int]]:
     over, counts = threading.Event(), set[int]()
 
     def look() -> None:
-        while not over.is_set():
+        while not over.wait(0.001):
             counts.add(kubelet.allocatable(RESOURCE))
 
     looking = threading.Thread(target=look)
@@ -102,7 +101,7 @@ def test_what_stands_by_ends_when_it_is_told_to(node: ScratchNode, start: Start)
     served_by(node, first)
     second = start("--take-over")
     until(lambda: stands_by(first))
-    first.terminate()
+    first.send_signal(signal.SIGTERM)
     assert first.wait() == 0
     served_by(node, second)
 
@@ -118,6 +117,7 @@ def test_what_stands_by_serves_again_when_the_other_daemon_is_gone(node: Scratch
     assert node.run("status").returncode == 0
 
 
+@pytest.mark.whole
 def test_what_stands_by_keeps_no_file_of_the_daemon_open(node: ScratchNode, start: Start) -> None:
     first = start("--take-over")
     served_by(node, first)
@@ -144,6 +144,7 @@ def test_a_daemon_of_systemd_gives_its_place_to_none_that_it_did_not_start(node:
     served_by(node, first)
 
 
+@pytest.mark.whole
 def test_a_daemon_that_dies_while_it_asks_leaves_the_node_to_the_other(
     node: ScratchNode, start: Start, tmp_path: Path
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_daemon_that_dies_while_it_asks_leaves_the_node_to_the_other(
 
 
 @pytest.mark.node
+@pytest.mark.programs("unshare")
 def test_a_probe_tells_whether_the_daemon_is_in_its_own_container(node: ScratchNode, start: Start) -> None:
     first = start("--take-over")
     served_by(node, first)

@@ -1,6 +1,5 @@
 """`install = true`: the daemon keeps the entrypoints in step with its configuration."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,14 +27,21 @@ class Net:
     def cni_del(self, request):
         return None
 """
-ONE = '[plugins.one]\nuses = "net:Net"\n'
-TWO = '[plugins.two]\nuses = "net:Net"\n'
+ONE = '[plugins.one]\nuses = "net:Net"\nisolation = "thread"\n'
+TWO = '[plugins.two]\nuses = "net:Net"\nisolation = "thread"\n'
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "net.py").write_text(PLUGIN)
+    return folder
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[ScratchNode]:
-    (tmp_path / "net.py").write_text(PLUGIN)
-    node = ScratchNode(tmp_path, ONE + TWO, supervisor='listen = ""\ninstall = true', env={"PYTHONPATH": str(tmp_path)})
+def node(tmp_path: Path, modules: Path) -> Iterator[ScratchNode]:
+    supervisor, env = 'listen = ""\ninstall = true\nnative_entrypoints = false', {"PYTHONPATH": str(modules)}
+    node = ScratchNode(tmp_path, ONE + TWO, supervisor=supervisor, env=env, fork=True)
     node.start()
     yield node
     node.stop()
@@ -80,12 +86,15 @@ def test_status_says_what_is_installed_and_why(node: ScratchNode) -> None:
     assert f"entrypoints: {chosen['kind']} ({chosen['reason']})" in node.log
 
 
-@pytest.mark.parametrize(("value", "kind"), [("false", "script"), ("true", "native")])
-def test_daemon_exchanges_what_an_earlier_one_installed(node: ScratchNode, value: str, kind: str) -> None:
-    if kind == "native" and shutil.which("cc") is None:
-        pytest.skip("needs a C compiler: apt-get install gcc libc6-dev")
-    node.stop()
-    text = node.config_path.read_text()
-    node.config_path.write_text(text.replace("install = true", f"install = true\nnative_entrypoints = {value}"))
-    node.start()
+def until_installed(node: ScratchNode, kind: str) -> None:
     until(lambda: node.status()["entrypoints"]["kind"] == kind)
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_daemon_exchanges_what_an_earlier_one_installed(node: ScratchNode) -> None:
+    for before, value, kind in (("false", "true", "native"), ("true", "false", "script")):
+        node.stop()
+        text = node.config_path.read_text()
+        node.config_path.write_text(text.replace(f"native_entrypoints = {before}", f"native_entrypoints = {value}"))
+        node.start()
+        until_installed(node, kind)

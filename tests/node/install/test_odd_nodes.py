@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import PluginError, unmount
+from nodeplug import PluginError, bind, unmount
 from nodeplug.install import native
 from nodeplug.install.deployment import deploy, inspect
 from nodeplug.install.drivers import reprobe
@@ -17,7 +17,7 @@ from nodeplug.install.ownership import installed_kind
 from nodeplug.testing.scratch_node import ScratchNode
 from nodeplug.testing.waiting import until
 
-PLUGINS = "[plugins.bridge]\n[plugins.tmpfs]\n"
+PLUGINS = '[plugins.bridge]\nisolation = "thread"\n[plugins.tmpfs]\n'
 
 
 class Hanging:
@@ -65,7 +65,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
 
 def test_the_daemon_serves_while_a_compiler_hangs(hanging: Hanging, tmp_path: Path) -> None:
     node = ScratchNode(
-        tmp_path / "node", PLUGINS, supervisor='listen = ""\ninstall = true', env={"CC": str(hanging.path)}
+        tmp_path / "node", PLUGINS, supervisor='listen = ""\ninstall = true', env={"CC": str(hanging.path)}, fork=True
     )
     with node:
         assert hanging.hangs
@@ -97,8 +97,7 @@ def read_only(tmp_path: Path) -> Iterator[ScratchNode]:
     node = ScratchNode(tmp_path, PLUGINS)
     assert node.run("install", "--script").returncode == 0
     folder = str(node.paths.flexvolume)
-    subprocess.run(["mount", "--bind", folder, folder], check=True)
-    subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+    bind(folder, folder, read_only=True)
     yield node
     unmount(folder)
 
@@ -109,12 +108,14 @@ def test_drivers_of_a_read_only_image_are_left_to_kubelet(read_only: ScratchNode
 
 @pytest.fixture
 def unreadable(tmp_path: Path) -> Iterator[ScratchNode]:
-    """A node whose disk answers with an error (reading address 0 of a process is one, too: proc(5))."""
+    """A node whose disk answers with an error: so does the memory of a process that has ended (proc(5))."""
     node = ScratchNode(tmp_path, PLUGINS)
     script = node.paths.cni_bin / "nodeplug-bridge"
     script.parent.mkdir(parents=True)
     script.touch()
-    subprocess.run(["mount", "--bind", "/proc/self/mem", script], check=True)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        bind(f"/proc/{process.pid}/mem", str(script))
+        process.kill()
     yield node
     unmount(str(script))
 
@@ -142,7 +143,7 @@ def put_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("put", [put_huge, put_pipe])
+@pytest.mark.parametrize("put", [pytest.param(put_huge, marks=pytest.mark.whole), put_pipe])
 def test_files_of_others_that_have_no_end_hold_up_no_installation(tmp_path: Path, put: Callable[[Path], None]) -> None:
     node = ScratchNode(tmp_path, PLUGINS)
     paths = node.paths
@@ -160,7 +161,7 @@ def test_files_of_others_that_have_no_end_hold_up_no_installation(tmp_path: Path
     assert all(path.exists() for path in odd)
 
 
-@pytest.mark.parametrize("put", [put_huge, put_pipe])
+@pytest.mark.parametrize("put", [put_huge, pytest.param(put_pipe, marks=pytest.mark.whole)])
 def test_a_name_that_is_taken_by_a_file_without_end_is_refused(tmp_path: Path, put: Callable[[Path], None]) -> None:
     node = ScratchNode(tmp_path, PLUGINS)
     put(node.paths.cni_bin / "nodeplug-bridge")
@@ -168,9 +169,10 @@ def test_a_name_that_is_taken_by_a_file_without_end_is_refused(tmp_path: Path, p
     assert (done.returncode, "not installed by nodeplug and in the way" in done.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("put", [put_huge, put_pipe])
+@pytest.mark.parametrize("put", [pytest.param(put_huge, marks=pytest.mark.whole), put_pipe])
 def test_a_daemon_serves_beside_files_of_others_that_have_no_end(tmp_path: Path, put: Callable[[Path], None]) -> None:
-    node = ScratchNode(tmp_path / "node", PLUGINS, supervisor='listen = ""\ninstall = true')
+    supervisor = 'listen = ""\ninstall = true\nnative_entrypoints = false'
+    node = ScratchNode(tmp_path / "node", PLUGINS, supervisor=supervisor, fork=True)
     put(node.paths.cni_conf / "00-other.conflist")
     put(node.paths.cni_bin / "other")
     with node:

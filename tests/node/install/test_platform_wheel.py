@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,11 +11,12 @@ from typing import Any
 
 import pytest
 from tests.platform_wheels import build_wheel
+from tests.programs import need
 
 from nodeplug.install.prebuilt import FOLDER
 from nodeplug.testing import namespaces
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.whole]
 
 FOLDERS = ("/opt", "/run", "/var/lib", "/etc", "/usr/libexec")
 INSIDE = r"""
@@ -63,8 +63,7 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     machine = os.uname().machine
-    if shutil.which(f"{machine}-linux-gnu-gcc") is None:
-        pytest.skip(f"needs {machine}-linux-gnu-gcc: apt-get install gcc")
+    need("cc", "mount", "unshare")
     folder = tmp_path_factory.mktemp("installed")
     try:
         wheel = build_wheel(folder, machine)
