@@ -4,8 +4,9 @@ Owns: importing once what each daemon of a test imports, forking, entering the c
 streams, and reporting exit statuses.
 Refuses: everything else: the fork runs the same `nodeplug serve` that `python -m nodeplug` would.
 
-Run as a file, by `forked`. Requests come on stdin, replies go to stdout, one line of JSON each. There is no second
-thread and gRPC has not been used yet, which makes forking safe here and nowhere else in this project.
+Run as a file, by `forked`, with the `PYTHONPATH` from which it imports as its argument; each child has its own.
+Requests come on stdin, replies go to stdout, one line of JSON each. There is no second thread and gRPC has not been
+used yet, which makes forking safe here and nowhere else in this project.
 """
 
 import ctypes
@@ -21,10 +22,13 @@ from typing import Any, Final
 
 _PRELOADED: Final = ("nodeplug.cli", "nodeplug.daemon", "pyroute2")
 _NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLONE_NEWNS
+_SEARCHED: Final = tuple(sys.path)
+"""Where this Python looks for modules after the folders of `PYTHONPATH`."""
 
 
 def main() -> None:
     """Serve until stdin ends; in each child, become what was ordered."""
+    _search(sys.argv[1])
     gc.disable()  # as `nodeplug serve` does
     for name in _PRELOADED:
         __import__(name)
@@ -73,12 +77,18 @@ def _become(order: Mapping[str, Any]) -> None:
         _enter(descriptor, flag)
     os.environ.clear()
     os.environ.update(order["env"])
+    _search(order["env"].get("PYTHONPATH", ""))
     os.chdir("/")
     sys.argv = list(order["argv"])
     if order["target"].endswith(".py"):
         runpy.run_path(order["target"], run_name="__main__")
     else:
         runpy.run_module(order["target"], run_name="__main__", alter_sys=True)
+
+
+def _search(path: str) -> None:
+    sys.path[:] = dict.fromkeys([*filter(None, path.split(os.pathsep)), *_SEARCHED])
+    sys.path_importer_cache.clear()  # a folder may have other files by now
 
 
 def _redirect(streams: list[str]) -> None:

@@ -27,6 +27,11 @@ print(json.dumps({
 }))
 """
 
+FIND = """
+import importlib.util, json, os, sys
+print(json.dumps({"parent": os.getppid(), "found": [one for one in sys.argv[1:] if importlib.util.find_spec(one)]}))
+"""
+
 
 class Forks:
     """Scripts that are forked in a folder."""
@@ -167,6 +172,20 @@ def test_the_nodes_of_all_tests_import_the_daemon_once() -> None:
             parents += [first, parent_of(node.pid)]
     assert len(set(parents)) == 1
     assert parents[0] != os.getpid()
+
+
+def test_one_process_forks_for_every_pythonpath_that_leads_to_the_same_nodeplug(forks: Forks) -> None:
+    parents = set()
+    for name in ("one", "two"):
+        (forks.folder / name).mkdir()
+        (forks.folder / name / f"only_{name}.py").touch()
+        forks.stdout.unlink(missing_ok=True)
+        env = {"PYTHONPATH": f"{forks.folder / name}{os.pathsep}{ENV['PYTHONPATH']}"}
+        assert forks.start(FIND, "only_one", "only_two", **env).wait(60) == 0
+        told = json.loads(forks.stdout.read_text())
+        assert told["found"] == [f"only_{name}"]
+        parents.add(told["parent"])
+    assert len(parents) == 1
 
 
 def test_the_process_that_forks_lives_in_no_network_of_a_test() -> None:
