@@ -218,6 +218,7 @@ class OtherUser:
 @pytest.fixture(scope="session")
 def other_user() -> OtherUser:
     """The interpreter of the tests may lie in a folder of root's alone; then Debian's runs what is installed here."""
+    programs.need("setpriv")
     prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
     root = Path(__file__).parents[1]
     installed = [path for path in sys.path if path.endswith("site-packages")]

@@ -26,6 +26,7 @@ from nodeplug import mount
 SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
 PACKAGES: Mapping[str, str] = {
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+    "as": "binutils",
     "bindfs": "bindfs",
     "blkid": "util-linux",
     "bridge": "iproute2",
@@ -34,6 +35,7 @@ PACKAGES: Mapping[str, str] = {
     "cc": "gcc libc6-dev",
     "containerd": "containerd",
     "dnsmasq": "dnsmasq-base",
+    "e2fsck": "e2fsprogs",
     "etcd": "etcd-server",
     "findmnt": "util-linux",
     "fsfreeze": "util-linux",
@@ -43,6 +45,7 @@ PACKAGES: Mapping[str, str] = {
     "ip": "iproute2",
     "iptables": "iptables",
     "kubectl": "kubernetes-client",
+    "ld": "binutils",
     "losetup": "mount",
     "lsblk": "util-linux",
     "make": "make",

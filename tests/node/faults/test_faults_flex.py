@@ -10,8 +10,8 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def daemon(make_shared_node: Callable[..., Any]) -> Any:
-    return make_shared_node(drive={"kind": "volume", "deadline": {"volume_stage": "2s"}})
+def daemon(make_shared_node: Callable[..., Any], entrypoints: str) -> Any:
+    return make_shared_node(supervisor=entrypoints, drive={"kind": "volume", "deadline": {"volume_stage": "2s"}})
 
 
 @pytest.fixture
@@ -104,6 +104,7 @@ def test_a_plugin_that_fails_is_a_failure_that_says_what_it_did(node: Any, fault
     assert sum("failed (request" in line for line in node.fresh) == 1
 
 
+@pytest.mark.programs("mount")
 def test_a_plugin_that_sleeps_past_its_deadline_is_a_failure(node: Any) -> None:
     assert "did not end within 2 s" in refused(node.flex("mount", target(node), options(do="hold"))).text
     (node.notes("drive") / "go").touch()

@@ -47,7 +47,7 @@ def program(tmp_path: Path) -> Program:
 @pytest.fixture
 def node(short_path: Path) -> Iterator[ScratchNode]:
     supervisor, env = 'listen = ""\ndevice_poll = 0.2\n', {"PYTHONPATH": str(Path(__file__).parent)}
-    one = ScratchNode(short_path, SECTION, supervisor=supervisor, env=env)
+    one = ScratchNode(short_path, SECTION, supervisor=supervisor, env=env, fork=True)
     try:
         yield one
     finally:

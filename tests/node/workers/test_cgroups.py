@@ -304,7 +304,7 @@ def node(own: OwnCgroups, short_path: Path) -> Iterator[ScratchNode]:
         SECTION,
         supervisor='listen = ""\ncgroups = true\n',
         env={"PYTHONPATH": str(Path(__file__).parent)},
-    )
+    )  # executed, and not forked: it has to be in the cgroup of this process
     try:
         yield one
     finally:

@@ -393,7 +393,7 @@ def test_what_the_user_of_a_plugin_may_not_read_of_its_python_is_told(
 def node(python: str, short_path: Path) -> Iterator[ScratchNode]:
     section = f'[plugins.acme]\nisolation = "process"\npython = "{python}"\n'
     (short_path / "node").mkdir()
-    one = ScratchNode(short_path / "node", section, env={"PYTHONPATH": str(HERE)})
+    one = ScratchNode(short_path / "node", section, env={"PYTHONPATH": str(HERE)}, fork=True)
     try:
         yield one
     finally:

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.unprivileged
 
 @pytest.fixture
 def node(short_path: Path) -> Iterator[ScratchNode]:
-    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\n', env={"PYTHONPATH": str(Path(__file__).parent)})
+    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\n', env=env, fork=True)
     try:
         yield one
     finally:

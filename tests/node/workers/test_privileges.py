@@ -227,7 +227,7 @@ SECTION = '[plugins.guest]\nuses = "worker_guest:Guest"\nisolation = "process"\n
 
 @pytest.fixture
 def node(short_path: Path) -> Iterator[ScratchNode]:
-    one = ScratchNode(short_path, SECTION)
+    one = ScratchNode(short_path, SECTION, fork=True)
     try:
         yield one
     finally:
@@ -307,7 +307,7 @@ def test_folders_that_were_removed_are_made_again_for_their_user(node: ScratchNo
 @pytest.fixture
 def unasked(short_path: Path) -> Iterator[ScratchNode]:
     """A node whose administrator has said nothing about users."""
-    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "own"')
+    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "own"', fork=True)
     try:
         yield one
     finally:
@@ -359,7 +359,7 @@ def test_capabilities_without_a_user_go_to_its_own(unasked: ScratchNode) -> None
 
 
 def test_one_user_can_be_named_for_all_plugins_that_name_none(short_path: Path) -> None:
-    node = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "nobody"')
+    node = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "nobody"', fork=True)
     try:
         node.start()
         assert guest(node)["user"] == "nobody"
@@ -413,7 +413,7 @@ def test_a_module_in_a_folder_that_its_user_may_not_read_says_as_whom_it_was_loo
 def test_a_user_for_all_plugins_that_this_node_does_not_know_is_a_mistake(
     value: str, said: str, short_path: Path
 ) -> None:
-    done = ScratchNode(short_path, SECTION, supervisor=f"plugin_user = {value}").run("check-config")
+    done = ScratchNode(short_path, SECTION, supervisor=f"plugin_user = {value}", fork=True).run("check-config")
     assert done.returncode == 1
     assert said in done.stderr
 

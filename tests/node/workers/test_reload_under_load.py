@@ -100,7 +100,8 @@ def code(tmp_path: Path) -> Path:
 @pytest.fixture
 def node(short_path: Path, code: Path) -> Iterator[ScratchNode]:
     section = '[plugins.guest]\nuses = "edited:Edited"\nisolation = "process"\n'
-    one = ScratchNode(short_path, section, supervisor='listen = ""\n', env={"PYTHONPATH": str(code.parent)})
+    env = {"PYTHONPATH": str(code.parent)}
+    one = ScratchNode(short_path, section, supervisor='listen = ""\n', env=env, fork=True)
     try:
         yield one
     finally:
