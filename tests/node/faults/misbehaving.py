@@ -183,6 +183,11 @@ class Plugin:
         return [CniClaim(name)]
 
     @hookimpl
+    def start(self) -> None:
+        if self.config.health:
+            self.host.refresh_health()
+
+    @hookimpl
     def health(self) -> None:
         self.do(self.config.health)
 

@@ -103,6 +103,7 @@ def test_it_is_done_when_the_plugin_returns(stranded: Any) -> None:
     assert (stranded.notes() / "deleted").read_text() == "c1 done\n"
 
 
+@pytest.mark.whole  # half a minute goes by
 def test_it_is_dropped_after_the_node_was_started_anew(stranded: Any) -> None:
     state = stranded.scratch.paths.state
     (state / "spool.boot").write_text("another boot")

@@ -5,6 +5,7 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from nodeplug.testing.waiting import until
 
 TICKS = os.sysconf("SC_CLK_TCK")
 DESCRIPTORS = 256
-WITHIN = ("prlimit", f"--nofile={DESCRIPTORS}")
 pytestmark = pytest.mark.unprivileged
 
 
@@ -235,9 +235,12 @@ def start(short_path: Path) -> Iterator[Callable[..., Node]]:
 
     def start(isolation: str, how: str, more: str) -> Node:
         once = short_path / "once" if isolation == "process" else None
-        node = Node(short_path, hostile(isolation, how, more, once) + NEIGHBOUR, WITHIN)
+        node = Node(short_path, NEIGHBOUR)
         made.append(node)
         node.scratch.start()
+        resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+        node.scratch.configure(hostile(isolation, how, more, once) + NEIGHBOUR)
+        until(lambda: len(node.scratch.status()["plugins"]) == 2 and node.plugin()["state"] == "running")
         return node
 
     yield start
