@@ -24,7 +24,7 @@ from tests.costs import Costs
 
 from nodeplug import NotFound, NotReady, PluginError
 from nodeplug.install.native import compiler
-from nodeplug.testing import folders, namespaces
+from nodeplug.testing import folders, forked, namespaces
 from nodeplug.testing.waiting import until
 from nodeplug_volumes import loopdev
 
@@ -82,6 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if (path := config.getoption("costs")) is not None:
         config.pluginmanager.register(Costs(Path(config.invocation_params.dir) / path))
     declared = programs.register(config)
+    forked.workers_too = True
     # The distribution's own programs, whatever has the same name elsewhere on PATH.
     os.environ["PATH"] = f"{programs.SYSTEM}:{os.environ['PATH']}"
     # A background job of a shell ignores Ctrl-C, and so do its children: tests that press it would wait for ever.

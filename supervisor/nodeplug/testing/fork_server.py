@@ -11,6 +11,7 @@ used yet, which makes forking safe here and nowhere else in this project.
 
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import runpy
@@ -18,10 +19,12 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 _PRELOADED: Final = ("nodeplug.cli", "nodeplug.daemon", "pyroute2")
 _NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLONE_NEWNS
+_WORKERS: Final = Path(__file__).with_name("forked_workers.py")
 _SEARCHED: Final = tuple(sys.path)
 """Where this Python looks for modules after the folders of `PYTHONPATH`."""
 
@@ -32,13 +35,24 @@ def main() -> None:
     gc.disable()  # as `nodeplug serve` does
     for name in _PRELOADED:
         __import__(name)
+    workers = _load_workers()
     gc.enable()
     gc.collect()
     gc.freeze()  # a garbage collection in a child would copy all that was imported
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end what they started
     order = _serve()
     if order is not None:
-        _become(order)
+        _become(order, workers)
+
+
+def _load_workers() -> Any:
+    spec = importlib.util.spec_from_file_location("forked_workers", _WORKERS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ready()
+    return module
 
 
 def _serve() -> dict[str, Any] | None:
@@ -70,7 +84,7 @@ def _answer(document: Mapping[str, Any]) -> None:
     os.write(1, json.dumps(document).encode() + b"\n")
 
 
-def _become(order: Mapping[str, Any]) -> None:
+def _become(order: Mapping[str, Any], workers: Any) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _redirect(order["streams"])
     for descriptor, flag in order["namespaces"]:
@@ -80,6 +94,8 @@ def _become(order: Mapping[str, Any]) -> None:
     _search(order["env"].get("PYTHONPATH", ""))
     os.chdir("/")
     sys.argv = list(order["argv"])
+    if order["workers"] and order["argv"][:2] == ["nodeplug", "serve"]:
+        sys.modules["nodeplug.worker.spawning"].__dict__["execute"] = workers.fork_server().execute
     if order["target"].endswith(".py"):
         runpy.run_path(order["target"], run_name="__main__")
     else:

@@ -25,6 +25,9 @@ _SERVER: Final = Path(__file__).with_name("fork_server.py")
 """Run as a file: as a module it would load all of `nodeplug.testing` first."""
 _SERVERS: Final[dict[tuple[tuple[str, str], ...], "_Server"]] = {}
 _LOCK: Final = threading.Lock()
+workers_too = False
+"""Whether a daemon that is forked has its plugins' processes forked: cheaper, and less like a node; see
+`forked_workers`."""
 
 
 class Forked:
@@ -114,6 +117,7 @@ def start(
         "argv": [target, *arguments],
         "env": dict(env),
         "streams": [str(stdin), str(stdout), str(stderr)],
+        "workers": workers_too,
         "task": f"/proc/{os.getpid()}/task/{threading.get_native_id()}",
     }
     server = _server(env)

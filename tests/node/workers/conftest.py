@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.workers.forked_workers import ForkedWorkers
+from tests.node.workers.forked_workers import forking
 
 import nodeplug as n
 from nodeplug.cni.delegate import Delegation
@@ -22,6 +22,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.supervision import Supervision
 from nodeplug.testing import host
+from nodeplug.testing.forked_workers import Forking
 from nodeplug.worker import spawning
 from nodeplug.worker.cgroups import Cgroups
 
@@ -168,14 +169,13 @@ Story = Callable[[Guests], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(scope="session")
-def forked_workers() -> Iterator[ForkedWorkers]:
-    made = ForkedWorkers()
-    yield made
-    made.close()
+def forked_workers() -> Iterator[Forking]:
+    with forking() as made:
+        yield made
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_workers: ForkedWorkers) -> Callable[..., None]:
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_workers: Forking) -> Callable[..., None]:
     """Run a story of a test, and see that no process and no descriptor is left."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr(spawning, "execute", forked_workers.execute)

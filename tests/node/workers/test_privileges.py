@@ -113,7 +113,7 @@ def test_a_group_of_its_own_and_numbers_are_taken(play: Play) -> None:
     play(story)
 
 
-@pytest.mark.parametrize("user", ["nobody", ""])
+@pytest.mark.parametrize("user", ["nobody", pytest.param("", marks=pytest.mark.whole)])
 def test_a_process_has_the_priority_of_its_section(user: str, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(user=user, nice=-3), other=guests.section(name="b"))
