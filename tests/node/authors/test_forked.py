@@ -194,6 +194,7 @@ def test_the_process_that_forks_lives_in_no_network_of_a_test() -> None:
         assert os.geteuid() != 0 or own != server
 
 
+@pytest.mark.whole
 def test_processes_that_fork_do_not_pile_up(forks: Forks) -> None:
     for name in ("A", "B"):
         process = forks.start("import time; time.sleep(1000)", PYTHONHASHSEED=str(ord(name)))
