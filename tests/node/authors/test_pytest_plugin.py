@@ -52,7 +52,6 @@ class Leaky:
     def cni_del(self, request: CniDel) -> None: pass
 """
 LEAKY_TEST = """
-@pytest.mark.whole
 def test_it(cni_runtime):
     runtime = cni_runtime({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "leaky"}]})
     runtime.add("pod", cni_runtime.sandbox("pod").path)
@@ -124,7 +123,6 @@ def test_a_node_that_a_test_killed_still_ends_its_pods(run: Run) -> None:
     done = run(
         HEAD
         + """
-@pytest.mark.whole
 def test_it(cni_runtime, scratch_node):
     cni_runtime(Path("wire.conflist")).add("pod", cni_runtime.sandbox("pod").path)
     scratch_node.kill()
@@ -151,7 +149,6 @@ def test_a_pytest_that_uses_no_fixture_imports_nothing_of_nodeplug(run: Run) -> 
     done = run(
         """
 import sys
-@pytest.mark.whole
 def test_it():
     assert "pytest_nodeplug" in sys.modules
     assert [name for name in sys.modules if name.split(".")[0] in ("nodeplug", "grpc", "pydantic", "pyroute2")] == []
@@ -182,7 +179,6 @@ WHERE_TEST = """
 def where(kubelet):
     kubelet.until_allocatable("example.com/where", 1)
     return kubelet.admit("pod", {"example.com/where": 1})["example.com/where"].envs["WHERE"]
-@pytest.mark.whole
 def test_it(kubelet, nodeplug_isolation):
     assert where(kubelet) == nodeplug_isolation
 """
@@ -236,7 +232,6 @@ def test_a_section_that_says_how_it_runs_is_left_alone(where: Run, tmp_path: Pat
 def test_a_node_that_is_configured_anew_keeps_its_way(where: Run, tmp_path: Path) -> None:
     ini(tmp_path, 'nodeplug_isolation = "process"')
     test = """
-@pytest.mark.whole
 def test_it(kubelet, scratch_node):
     kubelet.until_allocatable("example.com/where", 1)
     scratch_node.configure('[plugins.other]\\nuses = "where:Where"\\n')

@@ -87,7 +87,14 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Try]:
             del sys.modules[name]  # the next test has others of these names
 
 
-def test_a_device_plugin_shows_what_a_container_gets(tmp_path: Path) -> None:
+def test_a_device_plugin_shows_what_a_container_gets(tried: Try) -> None:
+    done = tried('[plugins.fuse]\nuses = "fuse:Fuse"\n')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "/dev/fuse as /dev/fuse (rw)" in done.stdout
+
+
+@pytest.mark.whole
+def test_a_command_that_is_executed_shows_it_too(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('[plugins.fuse]\nuses = "fuse:Fuse"\n')
     env = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
     command = [sys.executable, "-m", "nodeplug", "try", "mine.toml"]
@@ -102,6 +109,7 @@ def test_a_volume_gets_the_options_of_the_command_line(tried: Try) -> None:
     assert 'options: {"name": "x"}' in done.stdout
 
 
+@pytest.mark.whole
 def test_a_volume_is_published_over_csi_too(tried: Try) -> None:
     done = tried('[plugins.scratch]\nuses = "scratch:Scratch"\n', "--option", "name=x")
     publishes = "publish kubelet publishes scratch.example for a pod over CSI, a PersistentVolume with the handle x"

@@ -209,9 +209,8 @@ def is_no_program(python: Path) -> str:
     "how",
     [
         is_missing,
-        may_not_be_executed,
         is_no_program,
-        *(pytest.param(how, marks=whole) for how in (leads_nowhere, is_a_folder)),
+        *(pytest.param(how, marks=whole) for how in (leads_nowhere, may_not_be_executed, is_a_folder)),
     ],
 )
 def test_a_python_that_nobody_can_execute_is_refused_until_it_is_mended_and_reloaded(
@@ -283,11 +282,17 @@ def writes_junk(env: Path) -> str:
     [
         has_no_nodeplug,
         has_an_older_nodeplug,
-        lacks_what_nodeplug_needs,
         is_too_old,
         speaks_another_wire,
-        does_not_look_which_wire_the_daemon_speaks,
-        *(pytest.param(how, marks=whole) for how in (ends_without_a_word, writes_junk)),
+        *(
+            pytest.param(how, marks=whole)
+            for how in (
+                lacks_what_nodeplug_needs,
+                does_not_look_which_wire_the_daemon_speaks,
+                ends_without_a_word,
+                writes_junk,
+            )
+        ),
     ],
 )
 def test_a_python_that_cannot_run_plugins_is_tried_again_and_told(
@@ -386,7 +391,7 @@ def test_a_python_that_goes_while_its_plugin_serves_is_no_matter_until_the_proce
 @pytest.mark.node
 @pytest.mark.usefixtures("of_others")
 @pytest.mark.parametrize(
-    "closed", ["bin", "lib", *(pytest.param(one, marks=whole) for one in ("", "site", "nodeplug"))]
+    "closed", ["lib", *(pytest.param(one, marks=whole) for one in ("", "bin", "site", "nodeplug"))]
 )
 def test_what_the_user_of_a_plugin_may_not_read_of_its_python_is_told(
     closed: str, env: Path, python: str, play: Play

@@ -104,6 +104,7 @@ def test_a_child_of_a_process_has_its_capabilities_and_its_user(play: Play) -> N
     play(story)
 
 
+@pytest.mark.whole
 def test_a_group_of_its_own_and_numbers_are_taken(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(user=4321, group=1234))
@@ -278,6 +279,7 @@ def test_folders_belong_to_the_user_of_a_section_and_to_root_again_without_one(n
     assert Path("/etc/passwd").stat().st_uid == 0
 
 
+@pytest.mark.whole
 def test_groups_that_folders_of_root_were_given_stay(node: ScratchNode) -> None:
     for folder in folders(node):
         (folder / "volume").mkdir(parents=True)
@@ -341,6 +343,7 @@ def test_a_plugin_keeps_its_own_user_when_the_daemon_starts_again(unasked: Scrat
     assert owners(unasked) == {int(user)}
 
 
+@pytest.mark.whole
 def test_root_is_asked_for_and_has_everything(unasked: ScratchNode) -> None:
     unasked.configure(f'{SECTION}user = "root"\n')
     unasked.start()
@@ -350,6 +353,7 @@ def test_root_is_asked_for_and_has_everything(unasked: ScratchNode) -> None:
     assert "; runs as root: guest" in unasked.run("check-config").stdout
 
 
+@pytest.mark.whole
 def test_capabilities_without_a_user_go_to_its_own(unasked: ScratchNode) -> None:
     unasked.configure(f'{SECTION}capabilities = ["CAP_NET_ADMIN"]\n')
     unasked.start()
@@ -358,6 +362,7 @@ def test_capabilities_without_a_user_go_to_its_own(unasked: ScratchNode) -> None
     assert capabilities(pid(unasked)) == {NET_ADMIN}
 
 
+@pytest.mark.whole
 def test_one_user_can_be_named_for_all_plugins_that_name_none(short_path: Path) -> None:
     node = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "nobody"', fork=True)
     try:
