@@ -93,6 +93,7 @@ def test_a_storm_of_sighup_changes_nothing(make_node: Make) -> None:
 # --- its end ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole  # calls get 5 s at the end
 def test_sigterm_during_a_call_that_hangs_ends_it_with_status_0(make_node: Make) -> None:
     node = make_node()
     with ThreadPoolExecutor(1) as pool:
@@ -113,6 +114,7 @@ def test_a_thread_that_a_plugin_left_running_does_not_keep_the_process(make_node
 # --- a plugin's life --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole  # plugins get 5 s to start
 def test_plugins_that_block_while_they_are_loaded_hold_up_neither_the_others_nor_the_end(make_node: Make) -> None:
     node = make_node(faulty={"made": "block"}, mute={"claims": "block"}, other={})
     node.until(lambda: node.plugin("other")["state"] == "running")
