@@ -23,7 +23,7 @@ from tests import environments, programs
 from tests.costs import Costs, CpuBudget
 
 from nodeplug import NotReady, PluginError
-from nodeplug.testing import folders, namespaces
+from nodeplug.testing import folders, forked, namespaces
 from nodeplug.testing.waiting import until
 from nodeplug_volumes import loopdev
 
@@ -91,6 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("cpu_budget") is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(CpuBudget(config.getoption("cpu_budget")))
     declared = programs.register(config)
+    forked.workers_too = True
     # The distribution's own programs, whatever has the same name elsewhere on PATH.
     os.environ["PATH"] = f"{programs.SYSTEM}:{os.environ['PATH']}"
     # A background job of a shell ignores Ctrl-C, and so do its children: tests that press it would wait for ever.

@@ -33,6 +33,7 @@ PACKAGES: Mapping[str, str] = {
     "btrfs": "btrfs-progs",
     "busybox": "busybox-static",
     "cc": "gcc libc6-dev",
+    "chroot": "coreutils",
     "containerd": "containerd",
     "debugfs": "e2fsprogs",
     "dnsmasq": "dnsmasq-base",

@@ -4,13 +4,15 @@ Owns: importing once what each daemon of a test imports, forking, entering the c
 streams, and reporting exit statuses.
 Refuses: everything else: the fork runs the same `nodeplug serve` that `python -m nodeplug` would.
 
-Run as a file, by `forked`. Requests come on stdin, replies go to stdout, one line of JSON each. There is no second
-thread and gRPC has not been used yet, which makes forking safe here and nowhere else in this project.
+Run as a file, by `forked`, with the `PYTHONPATH` from which it imports as its argument; each child has its own.
+Requests come on stdin, replies go to stdout, one line of JSON each. There is no second thread and gRPC has not been
+used yet, which makes forking safe here and nowhere else in this project.
 """
 
 import atexit
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import runpy
@@ -19,6 +21,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 _PRELOADED: Final = (
@@ -35,15 +38,31 @@ _PRELOADED: Final = (
     "nodeplug_net.bridge.plugin",
 )
 _NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLONE_NEWNS
+_WORKERS: Final = Path(__file__).with_name("forked_workers.py")
+_SEARCHED: Final = tuple(sys.path)
+"""Where this Python looks for modules after the folders of `PYTHONPATH`."""
 
 
 def main() -> None:
     """Serve until stdin ends; in each child, become what was ordered."""
+    _search(sys.argv[1])
     _load(_PRELOADED)
+    workers = _load_workers()
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end what they started
     order = _serve()
     if order is not None:
-        _become(order)
+        _become(order, workers)
+
+
+def _load_workers() -> Any:
+    spec = importlib.util.spec_from_file_location("forked_workers", _WORKERS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ready()
+    return module
 
 
 def _load(names: Iterable[str]) -> None:
@@ -58,7 +77,7 @@ def _load(names: Iterable[str]) -> None:
 def _load_imports_of(target: str, search: str) -> None:
     """Import what a module imports, and leave the module itself to the children: each runs it anew, as `__main__`."""
     path = list(sys.path)
-    sys.path[:0] = filter(None, search.split(os.pathsep))
+    _search(search)
     _load([target])
     del sys.modules[target]
     sys.path[:] = path
@@ -97,15 +116,18 @@ def _answer(document: Mapping[str, Any]) -> None:
     os.write(1, json.dumps(document).encode() + b"\n")
 
 
-def _become(order: Mapping[str, Any]) -> None:
+def _become(order: Mapping[str, Any], workers: Any) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _redirect(order["streams"])
     for descriptor, flag in order["namespaces"]:
         _enter(descriptor, flag)
     os.environ.clear()
     os.environ.update(order["env"])
+    _search(order["env"].get("PYTHONPATH", ""))
     os.chdir("/")
     sys.argv = list(order["argv"])
+    if order["workers"] and order["argv"][:2] == ["nodeplug", "serve"]:
+        sys.modules["nodeplug.worker.spawning"].__dict__["execute"] = workers.fork_server().execute
     try:
         if order["target"].endswith(".py"):
             runpy.run_path(order["target"], run_name="__main__")
@@ -129,6 +151,11 @@ def _end(status: int) -> NoReturn:
         with suppress(AttributeError, OSError, ValueError):  # closed, or no stream
             stream.flush()
     os._exit(status)  # noqa: TID251 - see above
+
+
+def _search(path: str) -> None:
+    sys.path[:] = dict.fromkeys([*filter(None, path.split(os.pathsep)), *_SEARCHED])
+    sys.path_importer_cache.clear()  # a folder may have other files by now
 
 
 def _redirect(streams: list[str]) -> None:

@@ -25,6 +25,9 @@ _SERVER: Final = Path(__file__).with_name("fork_server.py")
 """Run as a file: as a module it would load all of `nodeplug.testing` first."""
 _SERVERS: Final[dict[tuple[tuple[str, str], ...], "_Server"]] = {}
 _LOCK: Final = threading.Lock()
+workers_too = False
+"""Whether a daemon that is forked has its plugins' processes forked: cheaper, and less like a node; see
+`forked_workers`."""
 
 
 class Forked:
@@ -118,6 +121,7 @@ def start(
         "env": dict(env),
         "repeated": repeated,
         "streams": [str(stdin), str(stdout), str(stderr)],
+        "workers": workers_too,
         "task": f"/proc/{os.getpid()}/task/{threading.get_native_id()}",
     }
     server = _server(env)
@@ -142,8 +146,13 @@ def run(target: str, arguments: Sequence[str], env: Mapping[str, str]) -> subpro
 
 
 def _server(env: Mapping[str, str]) -> "_Server":
-    """Return the process that forks where the interpreter reads these variables."""
-    key = tuple(sorted((name, value) for name, value in env.items() if name.startswith(("PYTHON", "LD_", "MALLOC_"))))
+    """Return the process that forks where the interpreter reads these variables.
+
+    Each child has its own PYTHONPATH, and of a process that forks only that matters from which it has imported.
+    """
+    read = {name: value for name, value in env.items() if name.startswith(("PYTHON", "LD_", "MALLOC_"))}
+    read["PYTHONPATH"] = _home(read.get("PYTHONPATH", ""))
+    key = (("", sys.executable), *sorted(read.items()))
     with _LOCK:
         if key not in _SERVERS or not _SERVERS[key].running:
             for other in [name for name, server in _SERVERS.items() if not server.children]:
@@ -152,16 +161,22 @@ def _server(env: Mapping[str, str]) -> "_Server":
         return _SERVERS[key]
 
 
+def _home(path: str) -> str:
+    """Return the folder from which nodeplug is imported: of a PYTHONPATH, else where this process has found it."""
+    folders = [Path(folder) for folder in path.split(os.pathsep) if folder]
+    return str(next((one for one in folders if (one / "nodeplug" / "__init__.py").exists()), _SERVER.parents[2]))
+
+
 class _Server:
     def __init__(self, env: Mapping[str, str]) -> None:
         self.children: set[int] = set()
         self._lock = threading.Lock()
         # gRPC reads its variables when it is imported; what `nodeplug serve` sets must be set before.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_SERVER)],
+            [sys.executable, "-P", str(_SERVER), env.get("PYTHONPATH", "")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={"GRPC_VERBOSITY": "NONE", **env},
+            env={"GRPC_VERBOSITY": "NONE", **{name: value for name, value in env.items() if name != "PYTHONPATH"}},
             cwd="/",
         )
         atexit.register(self.close)

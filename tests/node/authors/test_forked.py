@@ -27,6 +27,11 @@ print(json.dumps({
 }))
 """
 
+FIND = """
+import importlib.util, json, os, sys
+print(json.dumps({"parent": os.getppid(), "found": [one for one in sys.argv[1:] if importlib.util.find_spec(one)]}))
+"""
+
 
 class Forks:
     """Scripts that are forked in a folder."""
@@ -197,12 +202,27 @@ def test_the_nodes_of_all_tests_import_the_daemon_once() -> None:
     assert parents[0] != os.getpid()
 
 
+def test_one_process_forks_for_every_pythonpath_that_leads_to_the_same_nodeplug(forks: Forks) -> None:
+    parents = set()
+    for name in ("one", "two"):
+        (forks.folder / name).mkdir()
+        (forks.folder / name / f"only_{name}.py").touch()
+        forks.stdout.unlink(missing_ok=True)
+        env = {"PYTHONPATH": f"{forks.folder / name}{os.pathsep}{ENV['PYTHONPATH']}"}
+        assert forks.start(FIND, "only_one", "only_two", **env).wait(60) == 0
+        told = json.loads(forks.stdout.read_text())
+        assert told["found"] == [f"only_{name}"]
+        parents.add(told["parent"])
+    assert len(parents) == 1
+
+
 def test_the_process_that_forks_lives_in_no_network_of_a_test() -> None:
     with rig.scratch_node("[plugins.tmpfs]\n") as node:
         own, server = (os.readlink(f"/proc/{pid}/ns/net") for pid in (node.pid, parent_of(node.pid)))
         assert os.geteuid() != 0 or own != server
 
 
+@pytest.mark.whole
 def test_processes_that_fork_do_not_pile_up(forks: Forks) -> None:
     for name in ("A", "B"):
         process = forks.start("import time; time.sleep(1000)", PYTHONHASHSEED=str(ord(name)))

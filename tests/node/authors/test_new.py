@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 LONGEST = "a-name-with-thirty-characters0"
 
 
+@pytest.mark.whole
 @pytest.mark.xdist_group("mypy")  # what it knows of the libraries is kept in one process
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", ["mine", LONGEST])
@@ -26,12 +27,14 @@ def test_a_new_package_has_no_finding_of_ruff_or_mypy(style: str, name: str, new
     new_author.types("mypy")
 
 
+@pytest.mark.whole
 def test_the_tests_of_a_new_package_pass_before_it_is_installed(new_author: Any) -> None:
     new_author.types("nodeplug new device mine")
     new_author.types("cd nodeplug-mine")
     assert "8 passed" in new_author.types("pytest -q")
 
 
+@pytest.mark.whole
 def test_an_installed_package_is_found_by_its_entry_point(new_author: Any) -> None:
     new_author.types("nodeplug new volume mine")
     new_author.types("pip install -q ./nodeplug-mine")
@@ -41,6 +44,7 @@ def test_an_installed_package_is_found_by_its_entry_point(new_author: Any) -> No
     assert answer["plugins"][0]["distribution"] == "nodeplug-mine 0.1.0"
 
 
+@pytest.mark.whole
 def test_its_configuration_is_accepted_as_a_drop_in(new_author: Any) -> None:
     new_author.types("nodeplug new cni mine --directory here")
     new_author.types("pip install -q ./here")
@@ -61,6 +65,7 @@ def test_the_help_leads_to_the_tutorials(new_author: Any) -> None:
     assert "docs/tutorial-device.md" in new_author.types("nodeplug new --help")
 
 
+@pytest.mark.whole
 def test_the_wheel_of_nodeplug_has_the_templates_and_the_fixtures(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)

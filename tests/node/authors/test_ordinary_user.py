@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 Type = Callable[..., "subprocess.CompletedProcess[str]"]
+pytestmark = pytest.mark.programs("unshare")
 IN_NAMESPACES = ("unshare", "--map-root-user", "--net", "--mount", "--")
 
 
@@ -28,12 +29,14 @@ def types(other_user: Any, short_path: Path) -> Type:
     return run
 
 
+@pytest.mark.whole
 def test_a_new_device_plugin_passes_all_its_tests_without_root(types: Type) -> None:
     types("nodeplug", "new", "device", "mine")
     done = types("pytest", "-q", "-p", "no:cacheprovider", cwd="nodeplug-mine")
     assert "8 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_tests_of_volumes_are_skipped_with_the_command_that_runs_them(types: Type) -> None:
     types("nodeplug", "new", "volume", "mine")
     alone = types("pytest", "-q", "-rs", "-p", "no:cacheprovider", "-k", "not rules", cwd="nodeplug-mine")
@@ -43,6 +46,7 @@ def test_tests_of_volumes_are_skipped_with_the_command_that_runs_them(types: Typ
     assert "9 passed" in inside.stdout, inside.stdout + inside.stderr
 
 
+@pytest.mark.whole
 def test_a_network_is_tried_without_root(types: Type) -> None:
     types("nodeplug", "new", "cni", "mine")
     done = types("nodeplug", "try", "mine.toml", "--network", "mine.conflist", cwd="nodeplug-mine")

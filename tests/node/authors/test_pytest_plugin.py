@@ -78,12 +78,14 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.whole
 def test_the_tests_of_the_page_pass(run: Run) -> None:
     blocks = re.findall(r"```python\n(def test_.*?)```", PAGE.read_text(), flags=re.DOTALL)
     done = run(HEAD + "\n\n".join(blocks))
     assert f"{len(blocks)} passed" in done.stdout, done.stdout
 
 
+@pytest.mark.whole
 def test_the_cluster_of_a_node_without_claims_says_what_to_write(run: Run, tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('[plugins.fuse]\nuses = "fuse:Fuse"\n')
     done = run("def test_it(dra_cluster): pass")
@@ -98,6 +100,7 @@ def test_what_a_plugin_leaves_behind_fails_its_test_by_name(run: Run, tmp_path: 
     assert "+ link left0" in done.stdout
 
 
+@pytest.mark.whole
 def test_what_may_stay_is_allowed_by_name(run: Run, tmp_path: Path) -> None:
     (tmp_path / "leaky.py").write_text(LEAKY)
     (tmp_path / "node.toml").write_text('[plugins.leaky]\nuses = "leaky:Leaky"\n')
@@ -107,6 +110,7 @@ def test_what_may_stay_is_allowed_by_name(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.whole
 def test_the_machine_does_not_see_the_links_of_a_test(run: Run, tmp_path: Path) -> None:
     (tmp_path / "leaky.py").write_text(LEAKY)
     (tmp_path / "node.toml").write_text('[plugins.leaky]\nuses = "leaky:Leaky"\n')
@@ -114,6 +118,7 @@ def test_the_machine_does_not_see_the_links_of_a_test(run: Run, tmp_path: Path) 
     assert "left0" not in Path("/proc/net/dev").read_text()
 
 
+@pytest.mark.whole
 def test_a_node_that_a_test_killed_still_ends_its_pods(run: Run) -> None:
     done = run(
         HEAD
@@ -133,6 +138,7 @@ def test_a_project_without_configuration_is_told_what_to_write(run: Run, tmp_pat
     assert 'nodeplug_config = ["FILE"]' in done.stdout
 
 
+@pytest.mark.whole
 def test_a_resource_that_never_comes_is_told_with_what_is_there(run: Run) -> None:
     done = run('def test_it(kubelet):\n    kubelet.until_allocatable("example.com/other", 1, seconds=2)')
     assert "1 healthy devices of example.com/other" in done.stdout
@@ -151,6 +157,7 @@ def test_it():
     assert "1 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.whole
 def test_a_condition_that_would_wait_for_itself_is_refused(run: Run) -> None:
     done = run("def test_it(kubelet):\n    kubelet.until(lambda: kubelet.admit('pod', {}))")
     assert "a condition of until() only looks" in done.stdout, done.stdout
@@ -190,6 +197,7 @@ def ini(tmp_path: Path, line: str) -> None:
         file.write(line + "\n")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("said", "tests"), [("both", 2), ("process", 1), ("thread", 1)])
 def test_tests_with_a_node_run_in_the_ways_of_the_ini_file(said: str, tests: int, where: Run, tmp_path: Path) -> None:
     ini(tmp_path, f'nodeplug_isolation = "{said}"')
@@ -197,12 +205,14 @@ def test_tests_with_a_node_run_in_the_ways_of_the_ini_file(said: str, tests: int
     assert f"{tests} passed" in done.stdout, done.stdout
 
 
+@pytest.mark.whole
 def test_the_command_line_wins_over_the_ini_file(where: Run, tmp_path: Path) -> None:
     ini(tmp_path, 'nodeplug_isolation = "both"\naddopts = "--nodeplug-isolation process"')
     done = where(WHERE_TEST + "\ndef test_that(kubelet):\n    assert where(kubelet) == 'process'")
     assert "2 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.whole
 def test_a_module_chooses_one_way_by_a_fixture_of_its_own(where: Run, tmp_path: Path) -> None:
     ini(tmp_path, 'nodeplug_isolation = "both"')
     fixture = "import pytest\n@pytest.fixture\ndef nodeplug_isolation():\n    return 'process'\n"
@@ -210,6 +220,7 @@ def test_a_module_chooses_one_way_by_a_fixture_of_its_own(where: Run, tmp_path: 
     assert "1 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.whole
 def test_a_section_that_says_how_it_runs_is_left_alone(where: Run, tmp_path: Path) -> None:
     ini(tmp_path, 'nodeplug_isolation = "both"')
     (tmp_path / "node.toml").write_text('[plugins.where]\nuses = "where:Where"\nisolation = "process"\n')
@@ -217,6 +228,7 @@ def test_a_section_that_says_how_it_runs_is_left_alone(where: Run, tmp_path: Pat
     assert "2 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.whole
 def test_a_node_that_is_configured_anew_keeps_its_way(where: Run, tmp_path: Path) -> None:
     ini(tmp_path, 'nodeplug_isolation = "process"')
     test = """

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from nodeplug.cli import app
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 BROKEN = """
@@ -66,20 +69,36 @@ Try = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def tried(tmp_path: Path) -> Try:
-    """Run `nodeplug try` on a configuration."""
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Try]:
+    """Run `nodeplug try` on a configuration, in this process: it has imported everything already."""
+    monkeypatch.chdir(tmp_path)
+    for folder in (EXAMPLES, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
 
     def run(config: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         (tmp_path / "mine.toml").write_text(config)
-        env = {**os.environ, "PYTHONPATH": f"{EXAMPLES}:{tmp_path}"}
-        command = [sys.executable, "-m", "nodeplug", "try", "mine.toml", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        done = CliRunner().invoke(app, ["try", "mine.toml", *arguments], catch_exceptions=False)
+        return subprocess.CompletedProcess(["try", *arguments], done.exit_code, done.stdout, done.stderr)
 
-    return run
+    before = set(sys.modules)
+    yield run
+    for name in sys.modules.keys() - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent in {EXAMPLES, tmp_path}:
+            del sys.modules[name]  # the next test has others of these names
 
 
 def test_a_device_plugin_shows_what_a_container_gets(tried: Try) -> None:
     done = tried('[plugins.fuse]\nuses = "fuse:Fuse"\n')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "/dev/fuse as /dev/fuse (rw)" in done.stdout
+
+
+@pytest.mark.whole
+def test_a_command_that_is_executed_shows_it_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[plugins.fuse]\nuses = "fuse:Fuse"\n')
+    env = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
+    command = [sys.executable, "-m", "nodeplug", "try", "mine.toml"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "/dev/fuse as /dev/fuse (rw)" in done.stdout
 
@@ -90,6 +109,7 @@ def test_a_volume_gets_the_options_of_the_command_line(tried: Try) -> None:
     assert 'options: {"name": "x"}' in done.stdout
 
 
+@pytest.mark.whole
 def test_a_volume_is_published_over_csi_too(tried: Try) -> None:
     done = tried('[plugins.scratch]\nuses = "scratch:Scratch"\n', "--option", "name=x")
     publishes = "publish kubelet publishes scratch.example for a pod over CSI, a PersistentVolume with the handle x"
@@ -102,6 +122,7 @@ def test_an_inline_volume_is_published_over_csi_as_one(tried: Try) -> None:
     assert "publish kubelet publishes tmpfs.nodeplug for a pod over CSI, an inline volume" in done.stdout
 
 
+@pytest.mark.programs("mkfs.ext4", "e2fsck")
 @pytest.mark.usefixtures("has_loop_devices")
 def test_a_block_volume_is_made_and_published_as_a_device(tried: Try) -> None:
     done = tried('[plugins.loopfile.config]\ndefault_size = "16Mi"\n')
@@ -301,7 +322,9 @@ class Mine:
         ),
     ],
 )
-@pytest.mark.parametrize("said", ['isolation = "thread"', 'isolation = "process"', ""])
+@pytest.mark.parametrize(
+    "said", ['isolation = "thread"', 'isolation = "process"', pytest.param("", marks=pytest.mark.whole)]
+)
 def test_a_plugin_is_tried_in_the_asked_way_whatever_its_section_says(
     said: str, arguments: list[str], seen: list[tuple[str, str]], tried: Try, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 DOCS = Path(__file__).parents[3] / "docs"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("style", ["device", "cni", "volume", "extender"])
 def test_a_tutorial_does_what_it_says(style: str, new_author: Any) -> None:
     new_author.follows(DOCS / f"tutorial-{style}.md")

@@ -15,8 +15,10 @@ from nodeplug.testing import Sandbox, ScratchNode, folders
 from nodeplug.testing.waiting import until
 
 HERE = Path(__file__).parent
-INSTALLING = 'listen = ""\ninstall = true'
+INSTALLING = 'listen = ""\ninstall = true\nnative_entrypoints = false'
+COMPILING = 'listen = ""\ninstall = true\nnative_entrypoints = true'
 INSTALLED = re.compile("entrypoints(:| cannot be installed:| stay;)")
+COMPILER = ("gcc",)
 CONFIG = {"cniVersion": "1.0.0", "name": "net"}
 
 
@@ -156,10 +158,10 @@ def _nodes(folder: Path, netns: Path) -> Iterator[Callable[..., Node]]:
     made: list[ScratchNode] = []
     (folder / "n").mkdir()
 
-    def make(*, run: bool = True, supervisor: str = INSTALLING, **sections: Mapping[str, Any]) -> Node:
+    def make(*, run: bool = True, supervisor: str = INSTALLING, huge: int = 0, **sections: Mapping[str, Any]) -> Node:
         plugins = toml(sections or {"faulty": {}})
-        env = {"PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"}
-        node = Node(ScratchNode(folder / "n", plugins, supervisor=supervisor, env=env), netns)
+        env = {"PYTHONPATH": str(HERE), "HUGE": str(huge)}
+        node = Node(ScratchNode(folder / "n", plugins, supervisor=supervisor, env=env, fork=True), netns)
         made.append(node.scratch)
         if run:
             node.start()
@@ -168,6 +170,15 @@ def _nodes(folder: Path, netns: Path) -> Iterator[Callable[..., Node]]:
     yield make
     for scratch in made:
         scratch.stop()
+
+
+@pytest.fixture(
+    scope="module",
+    params=["script", pytest.param("native", marks=[pytest.mark.whole, pytest.mark.programs(*COMPILER)])],
+)
+def entrypoints(request: pytest.FixtureRequest) -> str:
+    """The supervisor's keys for entrypoints that are scripts, or compiled."""
+    return COMPILING if request.param == "native" else INSTALLING
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from nodeplug import (
     hookimpl,
 )
 
-HUGE = "x" * 50_000_000
+HUGE = "x" * int(os.environ.get("HUGE", "0"))
 FORGED = "2026-01-01T00:00:00.000Z ERROR nodeplug.daemon forged"
 
 
@@ -181,6 +181,11 @@ class Plugin:
             case "volume":
                 return [VolumeClaim(f"scratch/{name}")]
         return [CniClaim(name)]
+
+    @hookimpl
+    def start(self) -> None:
+        if self.config.health:
+            self.host.refresh_health()
 
     @hookimpl
     def health(self) -> None:

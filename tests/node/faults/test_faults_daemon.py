@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from nodeplug.exec.frame import Frame, Reply
 
 Make = Callable[..., Any]
@@ -91,6 +93,7 @@ def test_a_storm_of_sighup_changes_nothing(make_node: Make) -> None:
 # --- its end ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole  # calls get 5 s at the end
 def test_sigterm_during_a_call_that_hangs_ends_it_with_status_0(make_node: Make) -> None:
     node = make_node()
     with ThreadPoolExecutor(1) as pool:
@@ -111,6 +114,7 @@ def test_a_thread_that_a_plugin_left_running_does_not_keep_the_process(make_node
 # --- a plugin's life --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole  # plugins get 5 s to start
 def test_plugins_that_block_while_they_are_loaded_hold_up_neither_the_others_nor_the_end(make_node: Make) -> None:
     node = make_node(faulty={"made": "block"}, mute={"claims": "block"}, other={})
     node.until(lambda: node.plugin("other")["state"] == "running")
@@ -237,7 +241,8 @@ def test_status_for_a_user_who_is_not_root_says_so(make_node: Make, other_user: 
 # --- a long life ------------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_calls_leave_no_descriptor_no_thread_and_no_memory(make_node: Make) -> None:
+@pytest.mark.parametrize("rounds", [50, pytest.param(250, marks=pytest.mark.whole)])
+def test_many_calls_leave_no_descriptor_no_thread_and_no_memory(make_node: Make, rounds: int) -> None:
     node = make_node()
     node.mark()
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -250,9 +255,9 @@ def test_a_thousand_calls_leave_no_descriptor_no_thread_and_no_memory(make_node:
                 frame = Frame("cni", "faulty", (), node.env(verb, f"c{number}"), stdin)
                 converse(node, frame.encode(), (own, container))
 
-    play(100)
+    play(rounds * 2 // 5)
     before = node.descriptors(), node.proc("Threads"), node.proc("VmRSS")
-    play(250)
+    play(rounds)
     node.until(lambda: node.descriptors() <= before[0] and node.proc("Threads") <= before[1])
     assert node.proc("VmRSS") - before[2] < 4096
     os.close(own)

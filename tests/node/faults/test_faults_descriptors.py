@@ -16,7 +16,9 @@ from nodeplug.exec.frame import Frame, Reply
 
 Make = Callable[..., Any]
 STDIN = b'{"cniVersion": "1.0.0", "name": "net", "type": "faulty"}'
-LOOKING_OFTEN = 'listen = ""\ninstall = true\ndevice_poll = "100ms"\npodresources_poll = "100ms"'
+LOOKING_OFTEN = (
+    'listen = ""\ninstall = true\nnative_entrypoints = false\ndevice_poll = "100ms"\npodresources_poll = "100ms"'
+)
 
 
 def converse(node: Any, frame: Frame, fds: tuple[int, ...] = ()) -> Reply:
@@ -44,10 +46,15 @@ ODD = {
 }
 
 
+@pytest.fixture(scope="module")
+def node(make_shared_node: Make) -> Any:
+    """A daemon for the calls with odd descriptors, of which it keeps none."""
+    return make_shared_node()
+
+
 @pytest.mark.parametrize("ways", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
-def test_odd_descriptors_of_a_caller_are_closed(make_node: Make, ways: Any, verb: str) -> None:
-    node = make_node()
+def test_odd_descriptors_of_a_caller_are_closed(node: Any, ways: Any, verb: str) -> None:
     (own, how), (_, inner) = ways
     frame = Frame("cni", "faulty", (), node.env(verb), STDIN)
 
@@ -62,14 +69,12 @@ def test_odd_descriptors_of_a_caller_are_closed(make_node: Make, ways: Any, verb
     node.until(lambda: node.descriptors() <= before + 2)
 
 
-def test_a_del_whose_namespace_came_by_path_alone_succeeds(make_node: Make) -> None:
-    node = make_node()
+def test_a_del_whose_namespace_came_by_path_alone_succeeds(node: Any) -> None:
     with opened(("/proc/self/ns/net", os.O_RDONLY), (node.netns, os.O_PATH)) as fds:
         assert converse(node, Frame("cni", "faulty", (), node.env("DEL"), STDIN), fds).exit == 0
 
 
-def test_an_add_whose_own_namespace_came_by_path_alone_is_refused_with_a_sentence(make_node: Make) -> None:
-    node = make_node()
+def test_an_add_whose_own_namespace_came_by_path_alone_is_refused_with_a_sentence(node: Any) -> None:
     with opened(("/proc/self/ns/net", os.O_PATH), (node.netns, os.O_RDONLY)) as fds:
         reply = converse(node, Frame("cni", "faulty", (), node.env("ADD"), STDIN), fds)
     assert reply.exit == 1

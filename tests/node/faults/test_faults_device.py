@@ -11,7 +11,9 @@ import pytest
 from nodeplug.testing import AdmissionError, Kubelet
 
 NAME = "example.com/board"
-SUPERVISOR = 'listen = ""\ninstall = true\ndevice_poll = "300ms"\npodresources_poll = "300ms"'
+SUPERVISOR = (
+    'listen = ""\ninstall = true\nnative_entrypoints = false\ndevice_poll = "300ms"\npodresources_poll = "300ms"'
+)
 Make = Callable[..., Any]
 
 

@@ -25,7 +25,12 @@ ODD: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+QUICK = frozenset({"a directory", "no frame"})
+
+
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, id=name, marks=[pytest.mark.whole] * (name not in QUICK)) for name, make in ODD.items()]
+)
 def test_what_is_no_del_is_set_aside_once_and_said(make_node: Make, make: Callable[[Path], object]) -> None:
     node = make_node()
     spool = node.scratch.paths.spool
@@ -103,6 +108,7 @@ def test_it_is_done_when_the_plugin_returns(stranded: Any) -> None:
     assert (stranded.notes() / "deleted").read_text() == "c1 done\n"
 
 
+@pytest.mark.whole  # half a minute goes by
 def test_it_is_dropped_after_the_node_was_started_anew(stranded: Any) -> None:
     state = stranded.scratch.paths.state
     (state / "spool.boot").write_text("another boot")

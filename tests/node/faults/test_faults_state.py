@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import mounted_at, unmount
 
@@ -16,7 +17,8 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def disk() -> Iterator[Callable[..., None]]:
-    """Mount a filesystem of 2 MiB, with room for compiled entrypoints, or change its options."""
+    """Mount a filesystem of 2 MiB, or change its options."""
+    need("mount")
     with ExitStack() as undo:
 
         def mount(path: Path, options: str = "size=2m,mode=700") -> None:
@@ -140,7 +142,7 @@ def test_an_add_after_such_a_del_keeps_its_new_record(node: Any, disk: Any) -> N
     assert (node.notes() / "deleted").read_text() == "kept done\nkept done\n"
 
 
-@pytest.mark.parametrize("state", ["read-only", "full"])
+@pytest.mark.parametrize("state", ["read-only", pytest.param("full", marks=pytest.mark.whole)])
 def test_a_state_folder_that_cannot_be_written_is_a_reason_of_the_daemon(node: Any, disk: Any, state: str) -> None:
     if state == "full":
         fill(node.scratch.paths.state)

@@ -11,9 +11,16 @@ FEW_KIB = 20_000
 PATIENT = {"cni_add": "60s"}
 
 
-@pytest.fixture(scope="module", params=["thread", "process"])
+FEW_MB, MANY_MB = 3_000_000, 50_000_000
+WAYS = [(isolation, huge) for huge in (FEW_MB, MANY_MB) for isolation in ("thread", "process")]
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(way, marks=[pytest.mark.whole] * (way[1] == MANY_MB)) for way in WAYS], ids=str
+)
 def daemon(make_shared_node: Callable[..., Any], request: pytest.FixtureRequest) -> Iterator[Any]:
-    node = make_shared_node(faulty={"deadline": PATIENT, "isolation": request.param}, other={})
+    isolation, huge = request.param
+    node = make_shared_node(huge=huge, faulty={"deadline": PATIENT, "isolation": isolation}, other={})
     yield node
     node.scratch.stop()
 
@@ -27,7 +34,7 @@ def node(daemon: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("fault", ["huge", "huge_lines", "huge_refusal", "huge_cause", "huge_log", "deep"])
-def test_fifty_megabytes_of_text_are_a_few_kilobytes_for_everybody_who_reads_it(node: Any, fault: str) -> None:
+def test_megabytes_of_text_are_a_few_kilobytes_for_everybody_who_reads_it(node: Any, fault: str) -> None:
     answer = node.cni(do=fault)
     assert answer.status == 1
     assert "begin" in answer.text
@@ -66,8 +73,8 @@ def test_megabytes_of_a_caller_are_shown_in_part(node: Any) -> None:
     assert len("\n".join(node.fresh)) < FEW_KIB
 
 
-def test_a_health_text_of_fifty_megabytes_is_shown_in_part(make_node: Callable[..., Any]) -> None:
-    node = make_node(faulty={"health": "huge_refusal"}, other={})
+def test_a_health_text_of_megabytes_is_shown_in_part(make_node: Callable[..., Any]) -> None:
+    node = make_node(huge=FEW_MB, faulty={"health": "huge_refusal"}, other={})
     node.until(lambda: "faulty" in node.scratch.status()["reasons"])
     status = node.scratch.status()
     assert len(str(status)) < 4 * FEW_KIB

@@ -23,6 +23,7 @@ import pytest
 from pyroute2 import IPRoute
 from tests.gpu.mps.conftest import CONTROL, SMI
 from tests.node.state import tree
+from tests.programs import need
 
 from nodeplug import Pod, bind, mount
 from nodeplug.cni import nsid
@@ -271,6 +272,7 @@ def _sightings(pods: Mapping[str, Sandbox]) -> dict[str, str]:
 @pytest.fixture
 def volumes(version: str, has_loop_devices: None) -> Iterator[Left]:
     """Published volumes, and a mount that the daemon did not live to make."""
+    need("mkfs.ext4")
     recorded = tree.FIXTURES / version / "volumes"
     with a_folder() as root, laid_down(recorded, root, {"BOOT_ID": read_boot_id()}) as left:
         for one in left.kernel["mounts"]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.node.state.conftest import a_kubelet
 
 from nodeplug.exec.client import ask
@@ -50,6 +51,7 @@ def test_holders_are_confirmed_when_kubelet_is_there(devices: Any) -> None:
         assert counted(devices, "allocated") == HELD
 
 
+@pytest.mark.whole
 def test_what_ended_during_the_pause_is_released(devices: Any) -> None:
     devices.node.start()
     with a_kubelet(devices, "reader", "server") as kubelet:
@@ -58,6 +60,7 @@ def test_what_ended_during_the_pause_is_released(devices: Any) -> None:
         until(lambda: b"reader" not in (devices.node.paths.state / "holders.json").read_bytes())
 
 
+@pytest.mark.whole
 def test_the_cards_know_what_is_held_of_them(devices: Any) -> None:
     devices.node.start()
     with a_kubelet(devices) as kubelet:
@@ -96,6 +99,7 @@ def test_the_mps_daemon_of_running_clients_goes_on(devices: Any) -> None:
     assert (file.read_bytes(), devices.mounted()) == (before, mounted)
 
 
+@pytest.mark.whole
 def test_what_a_container_was_given_is_still_there_when_it_starts_anew(devices: Any) -> None:
     given = {path for one in devices.kernel["held"] for path in one["mounts"]}
     assert len(given) == 2
@@ -151,6 +155,7 @@ def test_a_section_of_another_name_goes_on_with_cards_and_mps_daemon(devices: An
     assert (devices.records("gpu"), len(devices.records("cards"))) == ([], 5)
 
 
+@pytest.mark.whole
 def test_a_section_of_another_name_gives_no_card_otherwise_while_it_is_held(devices: Any) -> None:
     by_memory = 'sharing = "memory"\ncards = { index = [0] }\nmps = {}\n'
     whole = 'resource = "example.com/whole"\nsharing = "exclusive"\ncards = { index = [0] }\n'
@@ -176,6 +181,7 @@ def test_sockets_of_the_killed_daemon_go(devices: Any) -> None:
         assert left.keys().isdisjoint(dead)
 
 
+@pytest.mark.whole
 def test_after_a_reboot_all_is_offered_again(after_a_reboot: Callable[[str], Any]) -> None:
     with after_a_reboot("devices") as left:
         left.kernel["held"].clear()

@@ -23,7 +23,7 @@ def assert_nothing_changed_without_need(before: Any, after: Any) -> None:
             assert inode == before[path][1], path
 
 
-@pytest.fixture(params=["network", "volumes"])
+@pytest.fixture(params=["network", pytest.param("volumes", marks=pytest.mark.whole)])
 def left(request: pytest.FixtureRequest, version: str) -> Any:
     return request.getfixturevalue(request.param)
 

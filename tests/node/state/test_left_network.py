@@ -33,12 +33,16 @@ def test_the_pods_are_known_and_the_node_is_ready(network: Any) -> None:
     assert attached(network) == RUNNING
 
 
-@pytest.mark.parametrize(("container", "of"), [("c1", "pods"), ("c2", "pods"), ("f1", "foreign")])
+@pytest.mark.parametrize(
+    ("container", "of"),
+    [("c1", "pods"), *(pytest.param(*one, marks=pytest.mark.whole) for one in (("c2", "pods"), ("f1", "foreign")))],
+)
 def test_check_of_a_running_pod_succeeds(network: Any, container: str, of: str) -> None:
     network.node.start()
     network.runtime(of).check(container)
 
 
+@pytest.mark.whole
 def test_status_of_the_networks_succeeds(network: Any) -> None:
     network.node.start()
     network.runtime().status()
@@ -56,6 +60,7 @@ def test_del_of_a_running_pod_takes_its_link_and_frees_its_addresses(network: An
     assert attached(network) == {"c2", "f1"}
 
 
+@pytest.mark.whole
 def test_del_without_namespace_and_result_does_as_much(network: Any) -> None:
     network.node.start()
     runtime = network.runtime()
@@ -83,6 +88,7 @@ def test_a_spooled_del_is_replayed(network: Any) -> None:
     assert masqueraded() == RUNNING
 
 
+@pytest.mark.whole
 def test_gc_keeps_what_is_valid(network: Any) -> None:
     network.node.start()
     runtime = network.runtime()
@@ -110,6 +116,7 @@ def test_an_add_that_is_repeated_answers_as_before(network: Any) -> None:
     assert runtime.add("c1", network.pods["c1"].path) == before
 
 
+@pytest.mark.whole
 def test_a_new_pod_gets_addresses_that_nobody_has(network: Any) -> None:
     network.node.start()
     until(lambda: network.told()["spool"] == 0)
@@ -132,6 +139,7 @@ def test_a_pod_whose_namespace_ended_during_the_pause_is_ended(network: Any) -> 
     assert "c2" not in masqueraded()
 
 
+@pytest.mark.whole
 def test_without_its_records_of_attachments_the_daemon_still_ends_pods(network: Any) -> None:
     shutil.rmtree(network.node.paths.attachments)
     network.node.start()
@@ -139,6 +147,7 @@ def test_without_its_records_of_attachments_the_daemon_still_ends_pods(network: 
     assert "c1" not in network.holders_of_addresses() | masqueraded()
 
 
+@pytest.mark.whole
 def test_after_a_reboot_every_address_is_free(after_a_reboot: Callable[[str], Any]) -> None:
     with after_a_reboot("network") as left:
         left.node.start()

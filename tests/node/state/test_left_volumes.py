@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.node.state.conftest import pod_of
 from tests.node.state.tree import entries
 
@@ -70,6 +71,7 @@ def test_published_volumes_stay_as_they_are(volumes: Any) -> None:
     assert told == {str(target(volumes, *one)) for one in PUBLISHED}
 
 
+@pytest.mark.whole
 def test_unmount_takes_one_pods_mount_and_leaves_the_volume_to_the_other(volumes: Any) -> None:
     volumes.node.start()
     volumes.caller(LOOPFILE).unmount(pod_of("pod-a"), "data")
@@ -89,6 +91,7 @@ def test_the_last_user_unstages(volumes: Any) -> None:
     assert image.exists()
 
 
+@pytest.mark.whole
 def test_the_ledger_is_empty_when_every_pod_has_ended(volumes: Any) -> None:
     volumes.node.start()
     end_every_pod(volumes)
@@ -109,6 +112,7 @@ def test_a_mount_that_was_only_intended_is_undone(volumes: Any) -> None:
     assert len(staged(volumes, SHARE)) == 2
 
 
+@pytest.mark.whole
 def test_a_mount_that_was_only_intended_succeeds_when_kubelet_repeats_it(volumes: Any) -> None:
     volumes.node.start()
     caller = volumes.caller(SHARE)
@@ -127,6 +131,7 @@ def test_an_unmount_that_was_only_intended_is_finished_when_kubelet_repeats_it(v
     assert len(staged(volumes, SHARE)) == 1
 
 
+@pytest.mark.whole
 def test_the_plugin_is_told_again_to_release_what_was_unmounted_without_its_answer(volumes: Any) -> None:
     ending = str(target(volumes, SHARE, "pod-e", "ending"))
     unmount(ending)
@@ -147,6 +152,7 @@ def test_a_volume_that_kubelet_attached_ends_step_by_step(volumes: Any) -> None:
     assert [key for key in volumes.records() if "example.com/disk" in key] == []
 
 
+@pytest.mark.whole
 def test_a_second_pod_gets_the_volume_that_kubelet_attached(volumes: Any) -> None:
     volumes.node.start()
     caller = volumes.caller(DISK)
@@ -166,6 +172,7 @@ def test_a_pod_with_the_same_secret_shares_what_is_staged(volumes: Any) -> None:
     assert len(staged(volumes, SHARE)) == 3
 
 
+@pytest.mark.whole
 def test_a_mount_of_kubelet_that_is_repeated_changes_nothing(volumes: Any) -> None:
     path = target(volumes, HOSTDIR, "pod-b", "logs")
     before = mount_of(path)
@@ -186,6 +193,7 @@ def test_volumes_end_without_their_records(volumes: Any) -> None:
     assert (volumes.mounted(), volumes.records()) == ([], [])
 
 
+@pytest.mark.whole
 def test_after_a_reboot_the_ledger_is_empty(after_a_reboot: Callable[[str], Any]) -> None:
     with after_a_reboot("volumes") as left:
         assert left.records() != []

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.node.state import tree
 from tests.node.state.conftest import a_kubelet, pod_of
 from tests.node.state.shapes import shapes
@@ -115,6 +116,7 @@ def test_devices_records_have_the_form_that_the_older_version_wrote(devices: Any
     assert set(versions) == {1}
 
 
+@pytest.mark.whole
 def test_a_section_of_cards_that_gets_its_former_name_again_has_the_records_that_the_older_version_wrote(
     devices: Any,
 ) -> None:
@@ -174,6 +176,7 @@ def test_pods_of_unreadable_records_end(network: Any) -> None:
     assert network.kernel["pods"]["f1"]["host"]["name"] not in network.link_names()
 
 
+@pytest.mark.whole
 def test_an_unreadable_del_is_told_and_gc_frees_its_addresses(network: Any) -> None:
     network.unreadable = True
     (path,) = network.node.paths.spool.iterdir()
@@ -199,6 +202,7 @@ def test_kubelet_tells_the_holders_of_unreadable_records_again(devices: Any) -> 
     assert devices.mps.poll() is None
 
 
+@pytest.mark.whole
 def test_entrypoints_of_an_unreadable_record_count_as_right(network: Any) -> None:
     (network.node.paths.state / "installed.json").write_text('{"later": {}}')
     network.node.start()

@@ -13,6 +13,8 @@ import pytest
 
 from nodeplug.testing.waiting import until
 
+pytestmark = pytest.mark.programs("ip", "nft")
+
 
 def left_on_disk(torture: Any) -> list[str]:
     """What may not be there when every pod has ended: reserved addresses, records, deferred DELs."""
@@ -47,6 +49,7 @@ def torture_for(torture: Any, seconds: float) -> None:
     assert torture.lives > 0
 
 
+@pytest.mark.whole
 def test_pods_live_and_end_while_the_daemon_is_killed(torture: Any) -> None:
     torture_for(torture, float(os.environ.get("NODEPLUG_TORTURE_SECONDS", "30")))
 
@@ -85,6 +88,7 @@ def replace_often(torture: Any, times: int, share: float = 0.5, pause: float = 0
     return float(lives / seconds / min(steady, after))  # others may have begun or ended to use the machine meanwhile
 
 
+@pytest.mark.whole
 def test_no_call_of_a_pod_fails_while_the_daemon_is_replaced(torture: Any) -> None:
     replace_often(torture, 3)
 
@@ -125,6 +129,7 @@ def soak_for(torture: Any, seconds: float) -> None:
     assert left_on_disk(torture) == []
 
 
+@pytest.mark.whole
 def test_a_long_life_holds_no_more_than_a_short_one(torture: Any) -> None:
     soak_for(torture, float(os.environ.get("NODEPLUG_SOAK_SECONDS", "20")))
 

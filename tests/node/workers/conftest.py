@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.workers.forked_workers import forking
 
 import nodeplug as n
 from nodeplug.cni.delegate import Delegation
@@ -21,6 +22,8 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.supervision import Supervision
 from nodeplug.testing import host
+from nodeplug.testing.forked_workers import Forking
+from nodeplug.worker import spawning
 from nodeplug.worker.cgroups import Cgroups
 
 GUEST = "worker_guest:Guest"
@@ -165,10 +168,17 @@ def attachments() -> list[n.CniRecord]:
 Story = Callable[[Guests], Coroutine[Any, Any, None]]
 
 
+@pytest.fixture(scope="session")
+def forked_workers() -> Iterator[Forking]:
+    with forking() as made:
+        yield made
+
+
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_workers: Forking) -> Callable[..., None]:
     """Run a story of a test, and see that no process and no descriptor is left."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(spawning, "execute", forked_workers.execute)
 
     def play(story: Story, cgroups: Cgroups | None = None) -> None:
         async def whole() -> None:

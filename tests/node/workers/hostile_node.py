@@ -34,6 +34,7 @@ class Node:
             supervisor=f'listen = ""\n{supervisor}',
             env={"PYTHONPATH": str(Path(__file__).parent)},
             within=within,
+            fork=True,
         )
 
     def ask(self, driver: str = "thing", volume: str = "v") -> socket.socket:

@@ -52,8 +52,8 @@ def _above(own: Hierarchy) -> Path:
 
 
 @contextmanager
-def own_cgroups() -> Iterator[OwnCgroups]:
-    """Move this process into cgroups of its own, and back."""
+def own_cgroups(*beside: int) -> Iterator[OwnCgroups]:
+    """Move this process, and others, into cgroups of its own, and back."""
     name = f"nodeplug-test-{secrets.token_hex(4)}"
     homes: dict[str, Path] = {}
     made: dict[str, Path] = {}
@@ -66,7 +66,8 @@ def own_cgroups() -> Iterator[OwnCgroups]:
                 except OSError as error:
                     pytest.skip(f"needs a cgroup hierarchy that can be written: {error.strerror}")
                 homes[controller], made[controller] = own.folder, folder
-                enter(folder, os.getpid())
+                for pid in (os.getpid(), *beside):
+                    enter(folder, pid)
         yield OwnCgroups(made)
     finally:
         for controller, folder in made.items():

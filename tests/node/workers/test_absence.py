@@ -47,7 +47,7 @@ def program(tmp_path: Path) -> Program:
 @pytest.fixture
 def node(short_path: Path) -> Iterator[ScratchNode]:
     supervisor, env = 'listen = ""\ndevice_poll = 0.2\n', {"PYTHONPATH": str(Path(__file__).parent)}
-    one = ScratchNode(short_path, SECTION, supervisor=supervisor, env=env)
+    one = ScratchNode(short_path, SECTION, supervisor=supervisor, env=env, fork=True)
     try:
         yield one
     finally:
@@ -96,6 +96,7 @@ async def _streams(kubelet: BlockingKubelet) -> int:
     return kubelet.stand_in.streams(RESOURCE)
 
 
+@pytest.mark.whole  # half a minute goes by
 def test_devices_stay_during_short_pauses_are_withdrawn_in_a_long_one_and_come_back(
     node: ScratchNode, kubelet: BlockingKubelet, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def restarts_until_a_pause_of(seconds: float) -> int:
     return restarts.count
 
 
+@pytest.mark.whole
 def test_devices_of_a_plugin_whose_python_is_gone_are_withdrawn_and_come_back_with_it(
     node: ScratchNode, kubelet: BlockingKubelet, program: Program
 ) -> None:

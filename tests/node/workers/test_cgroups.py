@@ -63,7 +63,7 @@ def within(pid: int) -> str:
 # --- memory -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["leaks", "starts a child that leaks"])
+@pytest.mark.parametrize("how", [pytest.param("leaks", marks=pytest.mark.whole), "starts a child that leaks"])
 def test_what_exceeds_its_memory_is_ended_alone_and_says_so(how: str, memory: OwnCgroups, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         once = str(guests.folder / "once")
@@ -125,6 +125,7 @@ def test_nothing_of_a_worker_runs_outside_its_cgroup(memory: OwnCgroups, play: P
     play(story, Cgroups(True))
 
 
+@pytest.mark.whole
 def test_a_session_of_its_own_counts_for_no_limit_of_memory_and_outlives_its_worker(
     memory: OwnCgroups, play: Play
 ) -> None:
@@ -158,7 +159,7 @@ def test_a_session_of_its_own_counts_for_no_limit_of_memory_and_outlives_its_wor
 # --- tasks ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("user", ["", "root"])
+@pytest.mark.parametrize("user", ["", pytest.param("root", marks=pytest.mark.whole)])
 def test_tasks_are_counted_by_section_and_without_a_user_of_its_own(user: str, pids: OwnCgroups, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         limited = guests.section(user=user, tasks=30, at="health", how="starts threads")
@@ -264,6 +265,7 @@ def test_version_2_is_used_only_where_systemd_starts_the_daemon_in_a_leaf(own: O
     assert os.getpid() in members(folder / LEAF)
 
 
+@pytest.mark.programs("mount", "unshare")
 def test_a_container_with_a_cgroup_namespace_finds_itself_only_where_its_own_mounts_show_it(
     own: OwnCgroups, short_path: Path
 ) -> None:
@@ -304,7 +306,7 @@ def node(own: OwnCgroups, short_path: Path) -> Iterator[ScratchNode]:
         SECTION,
         supervisor='listen = ""\ncgroups = true\n',
         env={"PYTHONPATH": str(Path(__file__).parent)},
-    )
+    )  # executed, and not forked: it has to be in the cgroup of this process
     try:
         yield one
     finally:
@@ -338,6 +340,7 @@ def test_cgroups_of_a_killed_daemon_are_swept_by_the_next_and_nothing_else_is(
     until(lambda: memory.workers() == [])
 
 
+@pytest.mark.whole
 def test_cgroups_of_a_daemon_that_lives_are_not_swept_by_another(node: ScratchNode, memory: OwnCgroups) -> None:
     node.start()
     before = memory.workers()
@@ -346,12 +349,14 @@ def test_cgroups_of_a_daemon_that_lives_are_not_swept_by_another(node: ScratchNo
     assert within(pid(node)).count(PREFIX) == 1
 
 
+@pytest.mark.whole
 def test_a_daemon_that_is_stopped_leaves_no_cgroup(node: ScratchNode, memory: OwnCgroups) -> None:
     node.start()
     node.stop()
     assert memory.workers() == []
 
 
+@pytest.mark.whole
 def test_status_says_what_exceeded_its_memory(node: ScratchNode, memory: OwnCgroups) -> None:
     once = node.root / "once"
     node.configure(f'{SECTION}[plugins.guest.config]\nat = "inspect"\nhow = "leaks"\nonce = "{once}"\n')

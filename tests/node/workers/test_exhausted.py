@@ -11,6 +11,7 @@ import pytest
 from tests.node.workers.own_cgroups import OwnCgroups, own_cgroups, skip_without
 
 import nodeplug as n
+from nodeplug.testing.forked_workers import Forking
 from nodeplug.worker.cgroup import write
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ Play = Callable[..., None]
 
 
 @pytest.fixture
-def pids() -> Iterator[Path]:
-    """Limit the tasks of this process and of all that it starts."""
-    with own_cgroups() as own:
+def pids(forked_workers: Forking) -> Iterator[Path]:
+    """Limit the tasks of this process, of who forks for it, and of all that they start."""
+    with own_cgroups(forked_workers.pid) as own:
         skip_without(own, "pids")
         yield _limited(own)
 
@@ -44,7 +45,7 @@ async def used_beside(pids: Path, first: int) -> int:
     return seen[-1]
 
 
-@pytest.mark.parametrize("left", range(6))
+@pytest.mark.parametrize("left", [0, 1, 3, *(pytest.param(one, marks=pytest.mark.whole) for one in (2, 4, 5))])
 def test_a_plugin_waits_for_a_process_and_for_the_threads_that_it_needs(left: int, pids: Path, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(), other=guests.section(name="b"))

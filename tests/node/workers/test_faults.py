@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Play = Callable[[Any], None]
 CALLED = [hook for hook in ANSWERS if hook not in {*RESERVED, "claims", "prepare", "start", "stop"}]
+KINDS = frozenset({"health", "device_list", "cni_add", "volume_stage", "extender_filter"})
+"""A hook of each kind of claim, and one of none."""
 pytestmark = pytest.mark.unprivileged
 
 
@@ -27,7 +29,9 @@ def mark(guests: "Guests") -> str:
     return str(guests.folder / "it has gone wrong")
 
 
-@pytest.mark.parametrize("hook", CALLED)
+@pytest.mark.parametrize(
+    "hook", [pytest.param(hook, marks=[pytest.mark.whole] * (hook not in KINDS)) for hook in CALLED]
+)
 def test_a_process_that_is_killed_inside_a_hook_is_started_again(hook: str, play: Play) -> None:
     if hook.startswith("cni_") and os.geteuid() != 0:
         pytest.skip("a call of CNI enters a namespace: needs root")
@@ -108,10 +112,10 @@ def test_a_process_that_ends_before_its_plugin_runs_is_tried_again(at: str, how:
 @pytest.mark.parametrize("how", ["hangs", "stopped"])
 def test_a_process_whose_plugin_does_not_load_in_time_is_killed_and_another_one_tried(how: str, play: Play) -> None:
     async def story(guests: "Guests") -> None:
-        await guests.apply(guest=guests.section(at="construct", how=how, once=mark(guests), load=3.0))
+        await guests.apply(guest=guests.section(at="construct", how=how, once=mark(guests), load=2.0))
         worker = guests.lifecycle.registry.slots["guest"].instance.worker
         first = worker.pid if worker is not None else 0
-        await guests.until(lambda: "did not end within 3 s" in guests.lifecycle.registry.slots["guest"].reason)
+        await guests.until(lambda: "did not end within 2 s" in guests.lifecycle.registry.slots["guest"].reason)
         await guests.until(lambda: guests.state() == "running", seconds=30)
         assert not group(first)
 
@@ -152,9 +156,12 @@ def test_the_log_of_a_restart_names_the_process_and_counts(play: Play, caplog: p
     play(story)
 
 
-def test_a_process_that_ends_while_its_section_changes_does_not_bring_the_former_section_back(play: Play) -> None:
+@pytest.mark.parametrize("turns", [2, pytest.param(4, marks=pytest.mark.whole)])
+def test_a_process_that_ends_while_its_section_changes_does_not_bring_the_former_section_back(
+    turns: int, play: Play
+) -> None:
     async def story(guests: "Guests") -> None:
-        for turn in range(4):  # the restart of the former begins at different times of the change
+        for turn in range(turns):  # the restart of the former begins at different times of the change
             await guests.apply(guest=guests.section(name="former"))
             first = guests.pid()
             changing = asyncio.create_task(guests.apply(guest=guests.section(name="later")))

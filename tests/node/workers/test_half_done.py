@@ -26,7 +26,7 @@ def make_node(short_path: Path, tmp_path: Path) -> Iterator[Callable[[str], Scra
         config = f'{{ at = "{at}", once = "{tmp_path}/killed" }}'
         section = f'[plugins.guest]\nuses = "mender:Mender"\nisolation = "process"\nconfig = {config}\n'
         env = {"PYTHONPATH": str(Path(__file__).parent)}
-        made.append(ScratchNode(short_path, section, supervisor='listen = ""\n', env=env))
+        made.append(ScratchNode(short_path, section, supervisor='listen = ""\n', env=env, fork=True))
         made[0].start()
         until_running(made[0])
         return made[0]

@@ -5,6 +5,7 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from nodeplug.testing.waiting import until
 
 TICKS = os.sysconf("SC_CLK_TCK")
 DESCRIPTORS = 256
-WITHIN = ("prlimit", f"--nofile={DESCRIPTORS}")
 pytestmark = pytest.mark.unprivileged
 
 
@@ -235,9 +235,12 @@ def start(short_path: Path) -> Iterator[Callable[..., Node]]:
 
     def start(isolation: str, how: str, more: str) -> Node:
         once = short_path / "once" if isolation == "process" else None
-        node = Node(short_path, hostile(isolation, how, more, once) + NEIGHBOUR, WITHIN)
+        node = Node(short_path, NEIGHBOUR)
         made.append(node)
         node.scratch.start()
+        resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+        node.scratch.configure(hostile(isolation, how, more, once) + NEIGHBOUR)
+        until(lambda: len(node.scratch.status()["plugins"]) == 2 and node.plugin()["state"] == "running")
         return node
 
     yield start
@@ -245,15 +248,18 @@ def start(short_path: Path) -> Iterator[Callable[..., Node]]:
         node.scratch.kill()
 
 
-each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.how)
+def rows(*quick: str) -> pytest.MarkDecorator:
+    """Every row; all but these in the whole suite: most of what a process does is in `test_faults`, without a node."""
+    marked = [pytest.param(row, marks=[pytest.mark.whole] * (row.how not in quick), id=row.how) for row in ROWS]
+    return pytest.mark.parametrize("row", marked)
 
 
-@each_row
+@rows("hangs", "changes folder")
 def test_as_a_thread_it_does_that_to_the_daemon_and_its_neighbours(row: Row, start: Callable[..., Node]) -> None:
     row.thread[1](start("thread", row.how, "" if "memory" in row.section else row.section))
 
 
-@each_row
+@rows("hangs", "keeps descriptors", "changes folder")
 def test_in_a_process_it_does_that_to_itself_alone(row: Row, start: Callable[..., Node]) -> None:
     node = start("process", row.how, row.section)
     pid = node.scratch.pid

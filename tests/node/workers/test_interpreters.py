@@ -25,21 +25,31 @@ if TYPE_CHECKING:
 Play = Callable[[Any], None]
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.unprivileged
+whole = pytest.mark.whole
 
 
 @pytest.fixture(scope="session")
-def ready(acme_wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment with the plugin, to be copied."""
-    folder = tmp_path_factory.mktemp("acme") / "env"
-    environments.make(folder, acme_wheels, "acme==1.0")
-    return folder
+    folder = tmp_path_factory.mktemp("acme")
+    environments.pack_acme(folder, "1.0")
+    environments.copy(folder / "env", folder.glob("*.whl"))
+    return folder / "env"
+
+
+def _link(source: str, target: str) -> None:
+    """Make a hard link of what no test writes or changes the mode of: there are two thousand files."""
+    if Path(source).name in {"__init__.py", "pyvenv.cfg"}:
+        shutil.copy2(source, target)
+    else:
+        os.link(source, target)
 
 
 @pytest.fixture
 def env(ready: Path, short_path: Path) -> Path:
     """Return an environment with the plugin that the test may spoil, and that other users may read."""
     short_path.chmod(0o755)
-    return Path(shutil.copytree(ready, short_path / "env", symlinks=True))
+    return Path(shutil.copytree(ready, short_path / "env", symlinks=True, copy_function=_link))
 
 
 @pytest.fixture
@@ -73,6 +83,7 @@ def spoil(env: Path, module: str, old: str, new: str) -> None:
     path = site(env) / "nodeplug" / module
     text = path.read_text()
     assert old in text
+    path.unlink()
     path.write_text(text.replace(old, new))
 
 
@@ -108,6 +119,7 @@ def test_a_plugin_is_found_among_the_packages_of_its_own_python_and_has_no_other
     play(story)
 
 
+@whole
 def test_every_hook_works_in_a_python_of_its_own(python: str, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(
@@ -119,6 +131,7 @@ def test_every_hook_works_in_a_python_of_its_own(python: str, play: Play) -> Non
     play(story)
 
 
+@whole
 def test_two_plugins_have_two_versions_of_one_library(
     python: str, acme_wheels: Path, tmp_path: Path, play: Play
 ) -> None:
@@ -134,6 +147,7 @@ def test_two_plugins_have_two_versions_of_one_library(
     play(story)
 
 
+@whole
 def test_a_reload_takes_what_has_been_installed_for_its_python(python: str, acme_wheels: Path, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section("acme", python=python))
@@ -191,7 +205,14 @@ def is_no_program(python: Path) -> str:
     return "Exec format error"
 
 
-@pytest.mark.parametrize("how", [is_missing, leads_nowhere, may_not_be_executed, is_a_folder, is_no_program])
+@pytest.mark.parametrize(
+    "how",
+    [
+        is_missing,
+        is_no_program,
+        *(pytest.param(how, marks=whole) for how in (leads_nowhere, may_not_be_executed, is_a_folder)),
+    ],
+)
 def test_a_python_that_nobody_can_execute_is_refused_until_it_is_mended_and_reloaded(
     how: Callable[[Path], str], python: str, short_path: Path, play: Play
 ) -> None:
@@ -261,12 +282,17 @@ def writes_junk(env: Path) -> str:
     [
         has_no_nodeplug,
         has_an_older_nodeplug,
-        lacks_what_nodeplug_needs,
         is_too_old,
         speaks_another_wire,
-        does_not_look_which_wire_the_daemon_speaks,
-        ends_without_a_word,
-        writes_junk,
+        *(
+            pytest.param(how, marks=whole)
+            for how in (
+                lacks_what_nodeplug_needs,
+                does_not_look_which_wire_the_daemon_speaks,
+                ends_without_a_word,
+                writes_junk,
+            )
+        ),
     ],
 )
 def test_a_python_that_cannot_run_plugins_is_tried_again_and_told(
@@ -286,6 +312,7 @@ def test_a_python_that_cannot_run_plugins_is_tried_again_and_told(
     play(story)
 
 
+@whole
 def test_a_python_of_another_wire_is_not_asked_to_load_however_late_its_hello_is_heard(
     env: Path, python: str, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,9 +348,11 @@ def test_a_python_that_says_nothing_is_ended_when_its_time_is_over(env: Path, py
     ("uses", "why"),
     [
         ("broken", "plugin 'broken' of acme 1.0 cannot be imported: LookupError: there is no card"),
-        ("lost", "No module named 'acme_lost'; install its package for {python}"),
+        pytest.param("lost", "No module named 'acme_lost'; install its package for {python}", marks=whole),
         ("acem", "no plugin 'acem' is installed; did you mean \"acme\"?"),
-        ("acme_nowhere:No", "No module named 'acme_nowhere'; install its package for {python}"),
+        pytest.param(
+            "acme_nowhere:No", "No module named 'acme_nowhere'; install its package for {python}", marks=whole
+        ),
     ],
 )
 def test_a_plugin_that_its_python_cannot_import_is_refused(uses: str, why: str, python: str, play: Play) -> None:
@@ -337,6 +366,7 @@ def test_a_plugin_that_its_python_cannot_import_is_refused(uses: str, why: str, 
     play(story)
 
 
+@whole
 def test_a_python_that_goes_while_its_plugin_serves_is_no_matter_until_the_process_ends(
     env: Path, python: str, play: Play
 ) -> None:
@@ -360,7 +390,9 @@ def test_a_python_that_goes_while_its_plugin_serves_is_no_matter_until_the_proce
 
 @pytest.mark.node
 @pytest.mark.usefixtures("of_others")
-@pytest.mark.parametrize("closed", ["", "bin", "lib", "site", "nodeplug"])
+@pytest.mark.parametrize(
+    "closed", ["lib", *(pytest.param(one, marks=whole) for one in ("", "bin", "site", "nodeplug"))]
+)
 def test_what_the_user_of_a_plugin_may_not_read_of_its_python_is_told(
     closed: str, env: Path, python: str, play: Play
 ) -> None:
@@ -393,7 +425,7 @@ def test_what_the_user_of_a_plugin_may_not_read_of_its_python_is_told(
 def node(python: str, short_path: Path) -> Iterator[ScratchNode]:
     section = f'[plugins.acme]\nisolation = "process"\npython = "{python}"\n'
     (short_path / "node").mkdir()
-    one = ScratchNode(short_path / "node", section, env={"PYTHONPATH": str(HERE)})
+    one = ScratchNode(short_path / "node", section, env={"PYTHONPATH": str(HERE)}, fork=True)
     try:
         yield one
     finally:

@@ -83,6 +83,7 @@ def test_a_daemon_that_has_more_memory_than_it_may_ends_in_order(short_path: Pat
         section + leak,
         supervisor='listen = ""\nmemory = "200Mi"\n',
         env={"PYTHONPATH": str(Path(__file__).parent)},
+        fork=True,
     )
     try:
         node.start()

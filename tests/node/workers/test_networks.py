@@ -18,7 +18,8 @@ SECTION = '[plugins.guest]\nuses = "worker_guest:Guest"\nisolation = "{}"\n'
 @pytest.fixture(params=["thread", "process"])
 def node(short_path: Path, request: pytest.FixtureRequest) -> Iterator[ScratchNode]:
     environment = {"PYTHONPATH": str(Path(__file__).parent)}
-    with ScratchNode(short_path, SECTION.format(request.param), supervisor='listen = ""\n', env=environment) as one:
+    section = SECTION.format(request.param)
+    with ScratchNode(short_path, section, supervisor='listen = ""\n', env=environment, fork=True) as one:
         yield one
 
 

@@ -17,6 +17,7 @@ from nodeplug.worker.hierarchies import members
 from nodeplug.worker.shortage import counted
 
 MIB = 1 << 20
+pytestmark = pytest.mark.whole
 SHORT = "it was killed by SIGKILL; the node, or the daemon's cgroup, had no memory left"
 BALLAST = 1 << 30
 """Bytes that no process has resident. A tenth of all is the score of a plugin's process, and more than the daemon has:

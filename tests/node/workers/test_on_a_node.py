@@ -16,9 +16,11 @@ SECTION = '[plugins.guest]\nuses = "worker_guest:Guest"\nisolation = "process"\n
 pytestmark = pytest.mark.unprivileged
 
 
-@pytest.fixture
-def node(short_path: Path) -> Iterator[ScratchNode]:
-    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\n', env={"PYTHONPATH": str(Path(__file__).parent)})
+@pytest.fixture(params=[True])
+def node(short_path: Path, request: pytest.FixtureRequest) -> Iterator[ScratchNode]:
+    """A node whose daemon, and what it starts, is forked, or executed if a test says so."""
+    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\n', env=env, fork=request.param)
     try:
         yield one
     finally:
@@ -69,6 +71,7 @@ def test_reload_of_a_plugin_that_nobody_enabled_says_which_there_are(node: Scrat
     assert "no plugin 'gest' is enabled; there is a [plugins.…] section for: guest" in done.stderr
 
 
+@pytest.mark.parametrize("node", [False], indirect=True)
 def test_no_process_outlives_a_daemon_that_is_killed(node: ScratchNode) -> None:
     node.start()
     first = pid(node)
@@ -85,6 +88,7 @@ def test_a_stopped_process_with_the_daemons_own_rights_ends_with_a_daemon_that_i
     until(lambda: not Path(f"/proc/{first}").exists())
 
 
+@pytest.mark.parametrize("node", [False], indirect=True)
 def test_a_process_has_no_descriptor_of_the_daemon_and_neither_its_event_loop_nor_grpc(node: ScratchNode) -> None:
     node.start()
     found = json.loads(node.run("inspect", "guest").stdout)["guest"]

@@ -104,6 +104,7 @@ def test_a_child_of_a_process_has_its_capabilities_and_its_user(play: Play) -> N
     play(story)
 
 
+@pytest.mark.whole
 def test_a_group_of_its_own_and_numbers_are_taken(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(user=4321, group=1234))
@@ -113,7 +114,7 @@ def test_a_group_of_its_own_and_numbers_are_taken(play: Play) -> None:
     play(story)
 
 
-@pytest.mark.parametrize("user", ["nobody", ""])
+@pytest.mark.parametrize("user", ["nobody", pytest.param("", marks=pytest.mark.whole)])
 def test_a_process_has_the_priority_of_its_section(user: str, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(user=user, nice=-3), other=guests.section(name="b"))
@@ -227,7 +228,7 @@ SECTION = '[plugins.guest]\nuses = "worker_guest:Guest"\nisolation = "process"\n
 
 @pytest.fixture
 def node(short_path: Path) -> Iterator[ScratchNode]:
-    one = ScratchNode(short_path, SECTION)
+    one = ScratchNode(short_path, SECTION, fork=True)
     try:
         yield one
     finally:
@@ -278,6 +279,7 @@ def test_folders_belong_to_the_user_of_a_section_and_to_root_again_without_one(n
     assert Path("/etc/passwd").stat().st_uid == 0
 
 
+@pytest.mark.whole
 def test_groups_that_folders_of_root_were_given_stay(node: ScratchNode) -> None:
     for folder in folders(node):
         (folder / "volume").mkdir(parents=True)
@@ -307,7 +309,7 @@ def test_folders_that_were_removed_are_made_again_for_their_user(node: ScratchNo
 @pytest.fixture
 def unasked(short_path: Path) -> Iterator[ScratchNode]:
     """A node whose administrator has said nothing about users."""
-    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "own"')
+    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "own"', fork=True)
     try:
         yield one
     finally:
@@ -341,6 +343,7 @@ def test_a_plugin_keeps_its_own_user_when_the_daemon_starts_again(unasked: Scrat
     assert owners(unasked) == {int(user)}
 
 
+@pytest.mark.whole
 def test_root_is_asked_for_and_has_everything(unasked: ScratchNode) -> None:
     unasked.configure(f'{SECTION}user = "root"\n')
     unasked.start()
@@ -350,6 +353,7 @@ def test_root_is_asked_for_and_has_everything(unasked: ScratchNode) -> None:
     assert "; runs as root: guest" in unasked.run("check-config").stdout
 
 
+@pytest.mark.whole
 def test_capabilities_without_a_user_go_to_its_own(unasked: ScratchNode) -> None:
     unasked.configure(f'{SECTION}capabilities = ["CAP_NET_ADMIN"]\n')
     unasked.start()
@@ -358,8 +362,9 @@ def test_capabilities_without_a_user_go_to_its_own(unasked: ScratchNode) -> None
     assert capabilities(pid(unasked)) == {NET_ADMIN}
 
 
+@pytest.mark.whole
 def test_one_user_can_be_named_for_all_plugins_that_name_none(short_path: Path) -> None:
-    node = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "nobody"')
+    node = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "nobody"', fork=True)
     try:
         node.start()
         assert guest(node)["user"] == "nobody"
@@ -413,7 +418,7 @@ def test_a_module_in_a_folder_that_its_user_may_not_read_says_as_whom_it_was_loo
 def test_a_user_for_all_plugins_that_this_node_does_not_know_is_a_mistake(
     value: str, said: str, short_path: Path
 ) -> None:
-    done = ScratchNode(short_path, SECTION, supervisor=f"plugin_user = {value}").run("check-config")
+    done = ScratchNode(short_path, SECTION, supervisor=f"plugin_user = {value}", fork=True).run("check-config")
     assert done.returncode == 1
     assert said in done.stderr
 

@@ -39,7 +39,8 @@ def make_node(
 
     def make(key: str, more: str = "") -> ScratchNode:
         supervisor = f'listen = ""\n{key} = "/closed/own"\n'
-        made.append(ScratchNode(short_path, SECTION + more + WRITES, supervisor=supervisor, env={"PYTHONPATH": path}))
+        section, env = SECTION + more + WRITES, {"PYTHONPATH": path}
+        made.append(ScratchNode(short_path, section, supervisor=supervisor, env=env, fork=True))
         made[0].start()
         return made[0]
 
