@@ -60,7 +60,7 @@ matrix: $(STAMP) ## Run what needs other releases: of Debian and its Python, kub
 	.ci/matrix
 
 mutants: $(STAMP) ## Change the code in small ways and see whether tests notice (hours; goes on where it stopped)
-	$(RUN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) $(MUTANTS)
+	$(RUN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --workers $(WORKERS) $(MUTANTS)
 
 lint: $(STAMP) ## Check format, lint, types, layers, spelling
 	$(RUN)/ruff format --check .

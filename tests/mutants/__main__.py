@@ -31,10 +31,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--report", action="store_true", help="run nothing, tell what is known")
     folder = Path(f"/var/tmp/nodeplug-mutants-{os.geteuid()}")
     parser.add_argument("--folder", type=Path, default=folder, help="where the copy is; others must be able to read it")
+    workers = (os.cpu_count() or 1) + 2
+    parser.add_argument("--workers", type=int, default=workers, help="how many processes run tests")
     return parser.parse_args()
 
 
-def _prepared(folder: Path) -> Copy:
+def _prepared(folder: Path, workers: int) -> Copy:
     """Make the copy, in a folder that nobody else has put there."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
@@ -44,7 +46,7 @@ def _prepared(folder: Path) -> Copy:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SystemExit(f"somebody is trying mutants in {folder} already; name another with --folder") from None
-    copy = Copy(folder / "checkout", _ROOT)
+    copy = Copy(folder / "checkout", _ROOT, workers)
     copy.make()
     return copy
 
@@ -65,7 +67,7 @@ def _try(sample: Sequence[Mutant], suite: str, judge: Judge, verdicts: Verdicts,
 def main() -> None:
     """Do all that is left to do, and print the report."""
     arguments = _arguments()
-    copy = _prepared(arguments.folder)
+    copy = _prepared(arguments.folder, arguments.workers)
     objects = {path: content for path, content in copy.objects("supervisor", "plugins").items() if is_mutated(path)}
     sources = {
         path: (content, (copy.root / path).read_bytes())

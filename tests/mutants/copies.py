@@ -29,19 +29,22 @@ class Copy:
     Args:
         folder: becomes the copy; other users must be able to read it.
         origin: the checkout.
+        workers: how many processes run tests.
 
     Attributes:
         root: of the copy.
         notes: a file with a line of JSON for each test of the last run.
         output: a file with what pytest printed.
+        parallel: the options with which pytest uses all workers.
     """
 
-    def __init__(self, folder: Path, origin: Path) -> None:
+    def __init__(self, folder: Path, origin: Path, workers: int) -> None:
         self.root = folder
         self._origin = origin
         self._packages = Path()
         self._instrumented = folder.with_name("instrumented")
         self.notes = folder.with_name("notes.jsonl")
+        self.parallel = ("-n", str(workers), "--dist", "loadgroup")
         self.output = folder.with_name("output")
 
     def make(self) -> None:
@@ -72,15 +75,14 @@ class Copy:
         Args:
             numbers: by the path of a source and the line of a `def`.
         """
-        self.plain()
         self._instrumented.touch()
+        self._remove_compiled()
         for path, of_file in numbers.items():
             instrumented.write(self.root / path, of_file)
 
     def plain(self) -> None:
         """Let functions tell nothing."""
-        for name in _SOURCES:
-            instrumented.remove(self.root / name)
+        self._remove_compiled()
         python = self.root / ".venv" / "bin" / "python"
         subprocess.run([python, "-m", "compileall", "-q", *_SOURCES], cwd=self.root, check=True)
         self._instrumented.unlink(missing_ok=True)
@@ -136,6 +138,10 @@ class Copy:
         tests = self._packages / "nodeplug_seen.py.tests"
         shutil.rmtree(tests, ignore_errors=True)
         tests.mkdir()
+
+    def _remove_compiled(self) -> None:
+        for name in _SOURCES:
+            instrumented.remove(self.root / name)
 
     def _copy_environment(self) -> None:
         target = self.root / ".venv"

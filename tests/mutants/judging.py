@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.mutants.copies import Copy
-from tests.mutants.mapping import SUITES, Map, parallel
+from tests.mutants.mapping import SUITES, Map
 from tests.mutants.sample import Mutant
 
 KILLED: Final = frozenset({"killed", "timeout"})
@@ -115,7 +115,7 @@ class Judge:
         spoiled = [test for file in files for test in known[file].failed]
         expected = sum(known[file].seconds for file in files)
         usual = _AT_LEAST + _SLOWER * expected / (1 if expected < _ALONE else os.cpu_count() or 1)
-        side_by_side = [] if expected < _ALONE else parallel()
+        side_by_side = () if expected < _ALONE else self.copy.parallel
         while True:
             options = ["-x", "-m", SUITES[suite], *side_by_side, *(f"--deselect={test}" for test in spoiled)]
             left = until - time.monotonic()

@@ -6,7 +6,6 @@ tests that changes is run again.
 
 import ast
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -133,14 +132,9 @@ def complete(map_: Map, suite: str, files: Mapping[str, str], copy: Copy) -> Non
     copy.instrument(number(copy))
     for first in range(0, len(missing), _AT_ONCE):
         some = missing[first : first + _AT_ONCE]
-        status = copy.test(some, ["-m", SUITES[suite], *parallel()], _HOUR)
+        status = copy.test(some, ["-m", SUITES[suite], *copy.parallel], _HOUR)
         if status in _BROKEN:
             raise SystemExit(f"pytest runs nothing in {copy.root}: see {copy.output}")
         map_.add(suite, {name: files[name] for name in some}, copy)
         print(f"map of the {suite} suite: {first + len(some)} of {len(missing)} files of tests", flush=True)
     copy.plain()
-
-
-def parallel() -> list[str]:
-    """Return the options with which pytest uses all cores."""
-    return ["-n", str((os.cpu_count() or 1) + 2), "--dist", "loadgroup"]
