@@ -72,7 +72,7 @@ def choose(sources: Mapping[str, tuple[str, bytes]], seed: int, count: int) -> l
     for path, (_, source) in sorted(sources.items()):
         for mutation in find(source):
             rooms[room_of(path)][path, mutation.line].append(mutation)
-    chosen = []
+    chosen: list[Mutant] = []
     for room, share in sorted(shares({name: len(lines) for name, lines in rooms.items()}, count).items()):
         random = Random(f"{seed} {room}")
         lines = list(rooms[room].items())
