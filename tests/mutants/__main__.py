@@ -78,10 +78,12 @@ def main() -> None:
     print(f"{len(sample)} mutants, chosen with the seed {arguments.seed}, in {copy.root}", flush=True)
     tests = copy.objects(*arguments.tests)
     files = {path: content for path, content in tests.items() if Path(path).match("test_*.py")}
+    if not sample or not files:
+        raise SystemExit("the last commit has no such sources or tests")
     _CACHE.mkdir(parents=True, exist_ok=True)
     state = key_of(tests)
     verdicts = Verdicts(_CACHE / "verdicts.jsonl", state)
-    judge = Judge(copy, Map(_CACHE / f"map-{key_of(objects)}.json"), number(copy), files, state)
+    judge = Judge(copy, Map(_CACHE / f"map-{key_of(objects)}.json", state), number(copy), files, state)
     suites = [suite for suite in SUITES if arguments.suite in {suite, "both"}]
     for suite in [] if arguments.report else suites:
         _try(sample, suite, judge, verdicts, arguments.limit)

@@ -58,12 +58,14 @@ class Mapped:
         seconds: how long it took.
         failed: the tests that failed although nothing was changed.
         functions: the numbers of those that it executes.
+        tests: the state of all tests then; where something failed, another state may be better.
     """
 
     content: str
     seconds: float = 0.0
     failed: list[str] = field(default_factory=list)
     functions: list[int] = field(default_factory=list)
+    tests: str = ""
 
 
 class Map:
@@ -71,10 +73,12 @@ class Map:
 
     Args:
         path: of its file, which need not be there.
+        tests: the state of all tests.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tests: str) -> None:
         self._path = path
+        self._tests = tests
         stored: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.suites = {suite: {name: Mapped(**one) for name, one in stored.get(suite, {}).items()} for suite in SUITES}
 
@@ -85,8 +89,13 @@ class Map:
             suite: one of `SUITES`.
             files: the hash of each one's content.
         """
-        known = self.suites[suite]
-        return [name for name, content in files.items() if name not in known or known[name].content != content]
+        return [name for name, content in files.items() if not self._holds(self.suites[suite].get(name), content)]
+
+    def _holds(self, known: Mapped | None, content: str) -> bool:
+        """Tell whether a file need not run again."""
+        if known is None or known.content != content:
+            return False
+        return not known.failed or known.tests == self._tests
 
     def executing(self, suite: str, number: int, beside: Iterable[int], files: Iterable[str]) -> list[str]:
         """Return the files of tests that execute a function, the cheapest first.
@@ -111,7 +120,9 @@ class Map:
         for of, file, number in copy.seen():
             if of == suite:
                 executed[file].add(number)
-        run = {file: Mapped(content, functions=sorted(executed[file])) for file, content in contents.items()}
+        run = {file: Mapped(content) for file, content in contents.items()}
+        for file, one in run.items():
+            one.functions, one.tests = sorted(executed[file]), self._tests
         for line in copy.notes.read_text(encoding="utf-8").splitlines():
             note = json.loads(line)
             if note["file"] in run:
@@ -138,3 +149,6 @@ def complete(map_: Map, suite: str, files: Mapping[str, str], copy: Copy) -> Non
         map_.add(suite, {name: files[name] for name in some}, copy)
         print(f"map of the {suite} suite: {first + len(some)} of {len(missing)} files of tests", flush=True)
     copy.plain()
+    spoiled = [test for file in missing for test in map_.suites[suite][file].failed]
+    if spoiled:
+        print(f"{len(spoiled)} tests fail although nothing is changed, and are left out:", *spoiled, sep="\n    ")

@@ -257,24 +257,33 @@ def a_copy(tmp_path: Path, seen: list[tuple[str, str, int]], *notes: dict[str, o
 
 
 def test_a_map_is_kept_and_only_changed_files_of_tests_are_missing(tmp_path: Path) -> None:
-    note = {"suite": "quick", "file": "a.py", "test": "a.py::t", "seconds": 2.5, "failed": True}
+    note = {"suite": "quick", "file": "a.py", "test": "a.py::t", "seconds": 2.5, "failed": False}
     copy = a_copy(tmp_path, [("quick", "a.py", 7), ("rest", "a.py", 8), ("-", "-", 9)], note)
-    Map(tmp_path / "map.json").add("quick", {"a.py": "1", "b.py": "1"}, copy)  # type: ignore[arg-type]
-    read = Map(tmp_path / "map.json")
-    assert read.suites["quick"]["a.py"] == Mapped("1", 2.5, ["a.py::t"], [7])
+    Map(tmp_path / "map.json", "now").add("quick", {"a.py": "1", "b.py": "1"}, copy)  # type: ignore[arg-type]
+    read = Map(tmp_path / "map.json", "now")
+    assert read.suites["quick"]["a.py"] == Mapped("1", 2.5, [], [7], "now")
     assert read.missing("quick", {"a.py": "1", "b.py": "2", "c.py": "1"}) == ["b.py", "c.py"]
     assert read.missing("rest", {"a.py": "1"}) == ["a.py"]
 
 
+def test_a_file_with_a_test_that_fails_without_a_change_runs_again_once_any_test_is_other(tmp_path: Path) -> None:
+    note = {"suite": "quick", "file": "a.py", "test": "a.py::t", "seconds": 2.5, "failed": True}
+    mapped = Map(tmp_path / "map.json", "now")
+    mapped.add("quick", {"a.py": "1"}, a_copy(tmp_path, [], note))  # type: ignore[arg-type]
+    assert mapped.suites["quick"]["a.py"].failed == ["a.py::t"]
+    assert mapped.missing("quick", {"a.py": "1"}) == []
+    assert Map(tmp_path / "map.json", "later").missing("quick", {"a.py": "1"}) == ["a.py"]
+
+
 def test_a_map_names_the_cheapest_file_of_tests_first(tmp_path: Path) -> None:
-    mapped = Map(tmp_path / "map.json")
+    mapped = Map(tmp_path / "map.json", "now")
     mapped.suites["quick"] = {name: Mapped("1", cost, [], [3]) for name, cost in {"slow": 9.0, "fast": 1.0}.items()}
     assert mapped.executing("quick", 3, [3], ["slow", "fast", "unknown"]) == ["fast", "slow"]
     assert mapped.executing("rest", 3, [3], ["slow", "fast"]) == []
 
 
 def test_a_function_of_imports_is_tried_by_what_executes_its_module(tmp_path: Path) -> None:
-    mapped = Map(tmp_path / "map.json")
+    mapped = Map(tmp_path / "map.json", "now")
     mapped.suites["rest"] = {"a.py": Mapped("1", 1.0, [], [4]), "b.py": Mapped("1", 1.0, [], [9])}
     assert mapped.executing("rest", 3, [3, 4], ["a.py", "b.py"]) == ["a.py"]
 

@@ -53,7 +53,7 @@ class Court:
 
     def judge(self, *runs: Run) -> tuple[Verdict, ActedCopy]:
         copy = ActedCopy(self._root, runs)
-        known = Map(self._root / "map.json")
+        known = Map(self._root / "map.json", "now")
         known.suites["quick"] = {name: Mapped("1", cost, self.failing, [7]) for name, cost in self.costs.items()}
         judge = Judge(copy, known, {PATH: {1: 7}}, {"a.py": "1", "b.py": "1"}, "now")  # type: ignore[arg-type]
         return judge.judge(MUTANT, "quick", self.seconds), copy
