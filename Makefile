@@ -6,6 +6,10 @@ STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
 # More words for pytest when it runs the quick suite.
 QUICK ?=
+# The sample of `make mutants`, and more words for it.
+SEED ?= 1
+COUNT ?= 100
+MUTANTS ?=
 # What `make gpu-proof` is given: a folder of wheels where there is no network, and its own options.
 WHEELS ?=
 PROOF ?=
@@ -13,7 +17,7 @@ PROOF ?=
 WORKERS ?= $(shell expr $$(nproc) + 2)
 PYTEST = $(RUN)/pytest -n $(WORKERS) --dist loadgroup --durations 10
 
-.PHONY: prebuilt wheels always can-demo docs help demo test test-all quick whole soak matrix lint unit node gpu gpu-proof real kubelet consumers image python emulated meta proto bench setup clean
+.PHONY: mutants prebuilt wheels always can-demo docs help demo test test-all quick whole soak matrix lint unit node gpu gpu-proof real kubelet consumers image python emulated meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -54,6 +58,9 @@ soak: $(STAMP) ## Run the tests that take longer than anybody waits for (none ch
 
 matrix: $(STAMP) ## Run what needs other releases: of Debian and its Python, kubelet, containerd (an hour, 4 GB once; needs root)
 	.ci/matrix
+
+mutants: $(STAMP) ## Change the code in small ways and see whether tests notice (hours; goes on where it stopped)
+	$(RUN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --workers $(WORKERS) $(MUTANTS)
 
 lint: $(STAMP) ## Check format, lint, types, layers, spelling
 	$(RUN)/ruff format --check .
