@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 from tests.real.consumers import ControlPlane, Lab, PrivateNode, open_lab
 
 from nodeplug.testing import Sandbox, ScratchNode, folders
@@ -73,17 +74,10 @@ def node(short_path: Path) -> Iterator[ScratchNode]:
     sys.stdout.write(scratch.log)  # shown when the test fails
 
 
-def need(**packages: str) -> None:
-    """Skip where an executable is missing; Debian's package of each is named by its executable."""
-    for binary, package in packages.items():
-        if shutil.which(binary) is None:
-            pytest.skip(f"{package} is missing: apt-get install {package}")
-
-
 @pytest.fixture(scope="session")
 def make_private_node() -> Callable[..., PrivateNode]:
     """Make nodes in namespaces of their own, for containerd and kubelet; the folder is the daemon's root."""
-    need(runc="runc", ip="iproute2", busybox="busybox-static")
+    need("runc", "ip", "busybox")
     if not any(os.access(f"/sys/fs/cgroup/{tree}/cgroup.procs", os.W_OK) for tree in ("", "memory")):
         pytest.skip("needs control groups that can be written")
 
@@ -104,7 +98,7 @@ def private_node(make_private_node: Callable[..., PrivateNode], short_path: Path
 @contextmanager
 def control_plane(make: Callable[..., PrivateNode], programs: Path, **options: Any) -> Iterator[ControlPlane]:
     """Start a control plane without a kubelet, on a private node of its own."""
-    need(etcd="etcd-server")
+    need("etcd")
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     try:
         with make(folder / "n") as node:
@@ -156,7 +150,7 @@ def runtime(generation: str, consumer: Callable[[str], Path]) -> Path | None:
     """The folder of containerd, its shim and ctr; None: those of PATH."""
     if generation == "current":
         return consumer("containerd")
-    need(containerd="containerd")
+    need("containerd")
     return None
 
 
@@ -253,9 +247,7 @@ def plugins_of() -> Callable[[Lab], str]:
 @pytest.fixture(scope="module")
 def source() -> Iterator[Path]:
     """A folder with a file, and an image of it."""
-    for program, package in {"bindfs": "bindfs", "mksquashfs": "squashfs-tools"}.items():
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program} of the package {package}")
+    need("bindfs", "mksquashfs")
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # a program has a /tmp of its own
     folder.chmod(0o755)
     (folder / "hello").write_text("world")

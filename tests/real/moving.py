@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.programs import need
 
 from nodeplug.testing import CniRuntime, Sandbox, ScratchNode, forked
 
@@ -82,9 +83,7 @@ class Mover:
 
 def refuse_missing_programs(generation: str) -> None:
     """Skip a test without the programs that keep rules, or without Debian's plugins where it needs them."""
-    for program, package in (("ip", "iproute2"), ("nft", "nftables"), ("iptables-legacy", "iptables")):
-        if shutil.which(program, path=PATH) is None:
-            pytest.skip(f"needs {program} of the package {package}")
+    need("ip", "nft", "iptables-legacy")
     if generation == "old" and not (DEBIAN / "bridge").exists():
         pytest.skip("containernetworking-plugins is missing: apt-get install containernetworking-plugins")
 

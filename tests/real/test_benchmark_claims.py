@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.real.conftest import need
+from tests.programs import need
 
 from bench import claims, report
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.real
 
 
 def test_one_run_has_every_figure(consumer: Callable[[str], Path]) -> None:
-    need(etcd="etcd-server", **{"mkfs.xfs": "xfsprogs"})
+    need("etcd", "mkfs.xfs")
     figures = claims.measure(consumer("kubernetes"), consumer("provisioner"), 1)
     assert figures.keys() == report.CLAIMS.keys()
     assert min(figures.values()) > 0

@@ -6,7 +6,6 @@ began.
 
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode, folders
 from nodeplug.testing.waiting import until
@@ -85,9 +85,7 @@ def make_host(
     short_path: Path, daemon: ScratchNode, consumer: Callable[[str], Path]
 ) -> Iterator[Callable[[str], Host]]:
     bins = {"reference": consumer("cni"), "ours": daemon.paths.cni_bin}
-    for program, package in (("ip", "iproute2"), ("nft", "nftables"), ("strace", "strace")):
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program} of the package {package}")
+    need("bridge", "ip", "nft", "strace")
     with ExitStack() as stack:
 
         def make(name: str) -> Host:

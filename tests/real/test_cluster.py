@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.real.conftest import cached, need
+from tests.programs import need
+from tests.real.conftest import cached
 from tests.real.consumers import PrivateNode, pod
 from tests.real.consumers.cluster import FLEXVOLUME, FOLDERS, NAMESPACE, Cluster, open_cluster
 from tests.real.consumers.containerd import BUSYBOX
@@ -69,7 +70,7 @@ FUSE = {"flexVolume": {"driver": "nodeplug/fuse", "options": {"program": "files"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Path]:
     """A folder of the node with a file, and a FUSE program with its libraries, which the image does not have."""
-    need(bindfs="bindfs")
+    need("bindfs")
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # a program has a /tmp of its own
     folder.chmod(0o755)
     (folder / "hello").write_text("world")
@@ -88,7 +89,7 @@ def cluster(
 ) -> Iterator[Cluster]:
     programs, helm = consumer("kubernetes"), consumer("helm") / "helm"
     runtime, image = consumer("containerd"), cached("build-image")
-    need(etcd="etcd-server", openssl="openssl")
+    need("etcd", "openssl")
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     try:
         with (

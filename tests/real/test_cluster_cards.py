@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.real.conftest import cached, need
+from tests.programs import need
+from tests.real.conftest import cached
 from tests.real.consumers import PrivateNode
 from tests.real.consumers.cluster import FOLDERS, NAMESPACE, Cluster, open_cluster
 from tests.real.consumers.containerd import BUSYBOX, write_archive
@@ -57,7 +58,7 @@ def write_scheduler(archive: Path, program: Path) -> None:
 def cluster(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[Cluster]:
     programs, helm = consumer("kubernetes"), consumer("helm") / "helm"
     runtime, image = consumer("containerd"), cached("build-image")
-    need(etcd="etcd-server", openssl="openssl", nft="nftables")
+    need("etcd", "openssl", "nft")
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     try:
         with (

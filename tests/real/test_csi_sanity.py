@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.disks import attached_disk
+from tests.programs import need
 from tests.real.sanity_skips import excused, rows
 
 from nodeplug.contract.mounts import mounts, unmount
@@ -213,8 +214,7 @@ def tmpfs(_: Path) -> tuple[str, Callable[[str], tuple[str, Mapping[str, str]]]]
 
 
 def image(folder: Path) -> tuple[str, Callable[[str], tuple[str, Mapping[str, str]]]]:
-    if shutil.which("mksquashfs") is None:
-        pytest.skip("mksquashfs is missing: apt-get install squashfs-tools")
+    need("mksquashfs")
     (folder / "tree").mkdir()
 
     def make(name: str) -> tuple[str, Mapping[str, str]]:
@@ -226,8 +226,7 @@ def image(folder: Path) -> tuple[str, Callable[[str], tuple[str, Mapping[str, st
 
 
 def fuse(folder: Path) -> tuple[str, Callable[[str], tuple[str, Mapping[str, str]]]]:
-    if shutil.which("bindfs") is None:
-        pytest.skip("bindfs is missing: apt-get install bindfs")
+    need("bindfs")
     folder.chmod(0o755)
 
     def make(name: str) -> tuple[str, Mapping[str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.real.conftest import need
+from tests.programs import need
 from tests.real.consumers import ControlPlane
 from tests.real.consumers.claims import CORE, DRIVER, Cluster, Object, provisioning
 from tests.real.consumers.private_node import ENV
@@ -57,7 +57,7 @@ def cluster(cluster: ControlPlane) -> Iterator[Cluster]:
 
 def written_by_the_script(control: ControlPlane) -> str:
     """Return the kubeconfig that the page's script writes, run as an administrator who has the manifests applied."""
-    need(kubectl="kubernetes-client")
+    need("kubectl")
     (script,) = blocks("sh")
     folder = control.folder / "administrator"
     folder.mkdir()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.real.conftest import need
+from tests.programs import need
 from tests.real.consumers import PrivateNode
 from tests.real.consumers.churn import Churn
 from tests.real.consumers.hollow import BOUNDS
@@ -50,7 +50,7 @@ sharing = "memory"
 
 @pytest.fixture(scope="module")
 def nodes(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[Nodes]:
-    need(etcd="etcd-server")
+    need("etcd")
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     programs, runtime = consumer("kubernetes"), consumer("containerd")
     names = ("gpu-1", "gpu-2")

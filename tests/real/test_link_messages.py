@@ -5,7 +5,6 @@ strace(1) shows them, up to the refusal, and the sentences about it.
 """
 
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.link_kinds import has_kind
+from tests.programs import need
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode, folders
 from nodeplug.testing.waiting import until
@@ -126,9 +126,7 @@ def daemon() -> Iterator[ScratchNode]:
 
 @pytest.fixture
 def world(short_path: Path, daemon: ScratchNode, consumer: Callable[[str], Path]) -> Iterator[World]:
-    for program, package in (("ip", "iproute2"), ("strace", "strace")):
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program} of the package {package}")
+    need("ip", "strace")
     bins = {"reference": consumer("cni"), "ours": daemon.paths.cni_bin}
     with ExitStack() as stack:
         host, pod = (stack.enter_context(Sandbox(short_path / name)) for name in ("host", "pod"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 from tests.real.consumers import PrivateNode, Restarts
 
 from nodeplug.testing import ScratchNode, folders
@@ -121,9 +122,7 @@ def named(folder: str) -> list[str]:
 @contextmanager
 def podman_in(folder: Path, within: Sequence[str], daemon: ScratchNode, conflist: Path = PUBLISHED) -> Iterator[Podman]:
     """Give podman folders of its own and an image, and clear up after it."""
-    for package, binary in (("podman", "podman"), ("runc", "runc"), ("busybox-static", "busybox")):
-        if shutil.which(binary) is None:
-            pytest.skip(f"{package} is missing: apt-get install {package}")
+    need("podman", "runc", "busybox")
     home = folder / "podman"
     home.mkdir()
     network = publish(conflist, home / "net.d", folder / "addresses")

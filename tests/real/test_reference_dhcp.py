@@ -1,7 +1,6 @@
 """dhcp of the reference, with its daemon, and ours, side by side: each has a DHCP server of its own behind a bridge."""
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 from tests.real.refused import INTERNAL, NAMES_GO_TYPES, Bad, Programs, mistakes, programs_with
 from tests.real.twins import Side, node_with, prepare, twins, unmeant
 
@@ -99,8 +99,7 @@ def node() -> Iterator[ScratchNode]:
 
 @pytest.fixture
 def served(short_path: Path, node: ScratchNode, consumer: Callable[[str], Path]) -> Iterator[list[Served]]:
-    if shutil.which(DNSMASQ) is None:
-        pytest.skip("dnsmasq is missing: apt-get install dnsmasq-base")
+    need("dnsmasq")
     with ExitStack() as stack:
         sides = stack.enter_context(twins(short_path, consumer("cni"), node.paths.cni_bin, kinds=((), PLUGINS)))
         for side in sides:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from ipaddress import ip_interface
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 
 from nodeplug import CniInterface, CniIp, CniResult
 from nodeplug.testing.scratch_cni import ScratchCni
@@ -70,8 +70,7 @@ def rules(scratch: ScratchCni) -> dict[str, list[str]]:
 
 @pytest.fixture
 def program(consumer: Callable[[str], Path]) -> Path:
-    if shutil.which("iptables", path=PATH) is None:
-        pytest.skip("iptables is missing: apt-get install iptables")
+    need("iptables")
     return consumer("cni") / "firewall"
 
 

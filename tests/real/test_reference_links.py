@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.link_kinds import need_kind
+from tests.programs import need
 from tests.real.twins import node_with
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
@@ -120,8 +120,7 @@ def node() -> Iterator[ScratchNode]:
 def sides(
     short_path: Path, node: ScratchNode, consumer: Callable[[str], Path], plugin: str
 ) -> Iterator[tuple[Side, Side]]:
-    if shutil.which("ip") is None:
-        pytest.skip("needs ip of the package iproute2")
+    need("ip")
     if plugin in LACKED:
         need_kind(plugin)
     with ExitStack() as stack:

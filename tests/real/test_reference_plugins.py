@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 from tests.real.twins import node_with
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
@@ -76,8 +77,7 @@ def node() -> Iterator[ScratchNode]:
 
 @pytest.fixture
 def sides(short_path: Path, node: ScratchNode, reference: Path) -> Iterator[tuple[Side, Side]]:
-    if shutil.which("ip") is None:
-        pytest.skip("iproute2 is missing: apt-get install iproute2")
+    need("ip")
     with ExitStack() as stack:
 
         def side(name: str, folder: Path, kind: str) -> Side:

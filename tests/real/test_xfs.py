@@ -1,11 +1,11 @@
 """loopfile with the real xfs tools, which a bare Debian machine does not have."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.programs import need
 
 from nodeplug import (
     InvalidRequest,
@@ -27,8 +27,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def xfsprogs() -> None:
-    if shutil.which("mkfs.xfs", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
-        pytest.skip("xfsprogs is missing: apt-get install xfsprogs")
+    need("mkfs.xfs")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ Refuses: networks. A test brings them, with the reference's names of plugins.
 
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.programs import need
 
 from nodeplug.testing import CniRuntime, Sandbox, ScratchNode, folders
 from nodeplug.testing.waiting import until
@@ -172,8 +171,7 @@ def node_with(*plugins: str, sections: str = "") -> Iterator[ScratchNode]:
 @contextmanager
 def twins(folder: Path, *bins: Path, kinds: tuple[Collection[str], ...]) -> Iterator[tuple[Side, ...]]:
     """Make a side for each of `kinds`, which are the plugins that are ours there."""
-    if shutil.which("iptables", path=PATH) is None:
-        pytest.skip("iptables is missing: apt-get install iptables")
+    need("iptables")
     with ExitStack() as stack:
 
         def side(ours: Collection[str]) -> Side:
