@@ -54,6 +54,12 @@ LOOPFILE = {
 TMPFS = {"flexVolume": {"driver": "nodeplug/tmpfs", "options": {"size": "1Mi"}}}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _programs_of_a_node() -> None:
+    """What consumers, reference plugins and tests of both execute on a node, and what names the builds of consumers."""
+    need("awk", "ip", "ip6tables", "iptables", "iptables-legacy", "mount", "nft", "nsenter", "umount", "unshare")
+
+
 @pytest.fixture
 def consumer_netns(short_path: Path) -> Iterator[Path]:
     """A network namespace, at a path: the consumer's "host" network, which is not the daemon's."""
