@@ -123,8 +123,9 @@ class Programs:
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen":
-            called = os.path.basename(os.fsdecode(arguments[0] or arguments[1][0]))  # noqa: PTH119 - may be bytes
-            self._compilers |= COMPILERS & {called}
+            folder, _, name = os.fsdecode(arguments[0] or arguments[1][0]).rpartition("/")
+            if folder in ("", *_FOLDERS):
+                self._compilers |= COMPILERS & {name}
 
     def watch(self) -> None:
         """Report executions from now on, in this process's mount namespace."""
