@@ -185,6 +185,7 @@ def failures() -> list[str]:
     return found
 
 
+@pytest.mark.xdist_group("texts of failures")  # all sources are read once for all of them
 @pytest.mark.parametrize("text", failures())
 def test_every_text_of_a_failure_is_one_that_a_plugin_says(text: str) -> None:
     # A value stands between quotes where the code writes its repr.

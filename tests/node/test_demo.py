@@ -28,6 +28,7 @@ def printed() -> str:
     return play().stdout
 
 
+@pytest.mark.whole
 def test_it_ends_well_as_root_and_leaves_nothing() -> None:
     before = set(Path("/tmp").glob("nodeplug-demo-*"))
     done = play()

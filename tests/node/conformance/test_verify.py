@@ -196,6 +196,7 @@ def test_a_network_and_a_plugin_beside_come_from_the_command_line(tmp_path: Path
     assert "ok     add-succeeds (thread, process): 10.9.0.3/24" in done.stdout, done.stdout
 
 
+@pytest.mark.whole
 @pytest.mark.programs("unshare")
 def test_the_addresses_of_the_machine_are_out_of_reach(tmp_path: Path) -> None:
     machine = Path("/var/lib/cni")

@@ -16,6 +16,8 @@ from nodeplug.testing.processes import MARK
 ZOO = Path(__file__).parent / "zoo"
 DEVICES = {"zoo_provisioning:Raw", "zoo_provisioning:WipesDevices"}
 PROGRAMS = {plugin: pytest.mark.programs("losetup") for plugin in DEVICES}
+COSTLY = dict.fromkeys(("memory-stays-bounded", "zoo_claims:Tame"), pytest.mark.whole)
+"""By rule or plugin that costs six seconds of CPU time and more."""
 UNBUNDLED = {"zoo_volume:Attached", "zoo_volume:Renews", "zoo_volume:Inline", "zoo_volume:Reads"}
 PARTS: dict[str, dict[str, Any]] = {
     "zoo_device:Tame": {"rules": ["contract", "device", "device_pools", "grants", "process"]},
@@ -32,6 +34,12 @@ PARTS: dict[str, dict[str, Any]] = {
     "zoo_process:Tame": {"rules": ["process"], "isolation": "process"},
 }
 """By plugin that breaks no rule, the rules that it is there for, by name or by the module that has them."""
+
+
+def _marks(*names: str) -> list[pytest.MarkDecorator]:
+    return [marks[name] for marks in (PROGRAMS, COSTLY) for name in names if name in marks]
+
+
 HOUSES = sorted(path.stem for path in ZOO.glob("zoo_*.py"))
 
 
@@ -91,7 +99,7 @@ ANIMALS = _animals()
 
 @pytest.mark.parametrize(
     ("plugin", "rule", "seen"),
-    [pytest.param(*animal, marks=PROGRAMS.get(animal[0], ()), id=animal[1]) for animal in ANIMALS],
+    [pytest.param(*animal, marks=_marks(*animal[:2]), id=animal[1]) for animal in ANIMALS],
 )
 def test_a_plugin_that_breaks_a_rule_fails_it(plugin: str, rule: str, seen: str, report: Report) -> None:
     assert report.plugin == plugin
@@ -103,7 +111,7 @@ def test_every_rule_has_a_plugin_that_breaks_it() -> None:
     assert {rule for _, rule, _ in ANIMALS} == set(RULES)
 
 
-@pytest.mark.parametrize("part", [pytest.param(plugin, marks=PROGRAMS.get(plugin, ())) for plugin in PARTS])
+@pytest.mark.parametrize("part", [pytest.param(plugin, marks=_marks(plugin)) for plugin in PARTS])
 def test_a_plugin_that_breaks_no_rule_passes_those_that_it_is_there_for(part: str, report: Report) -> None:
     assert report.plugin == part
     assert any(one.outcome == "passed" for one in report)
@@ -219,6 +227,7 @@ def test_a_plugin_that_works_for_a_while_after_its_start_is_not_taken_for_one_th
     report.check()
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("_path")
 def test_a_plugin_that_fills_a_cache_is_not_taken_for_one_that_grows() -> None:
     rules = ["memory-stays-bounded", "descriptors-stay-bounded"]
