@@ -229,6 +229,7 @@ def test_either_backend_of_masquerading_hides_a_container_with_both_programs(
         host.run("ip", "link", "set", "up0", "up")
         host.run("ip", "addr", "add", "192.0.2.2/24", "dev", "down0", where=outside)
         host.run("ip", "link", "set", "down0", "up", where=outside)
+        need("ping")
         host.run("ping", "-c", "1", "-W", "3", "192.0.2.2", where=pod)  # there is no way back to 10.77.0.0/24
         host.delete(whose, keys, pod)
         assert "10.77.0.2" not in host.run("nft", "list", "ruleset")

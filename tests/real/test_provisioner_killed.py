@@ -30,6 +30,8 @@ from nodeplug.provisioner.objects import storage_capacity
 from nodeplug.testing.acted_api.store import Where
 from nodeplug_volumes.marker import MARKER
 
+pytestmark = pytest.mark.programs("mkfs.ext4")
+
 TOTAL: Final = 416
 """Mi that the volumes of the node may have together."""
 MOMENTS: Final[tuple[Moment, ...]] = ("before", "after")

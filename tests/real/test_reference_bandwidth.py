@@ -12,6 +12,8 @@ import pytest
 
 from nodeplug.testing import Sandbox, ScratchNode
 
+pytestmark = pytest.mark.programs("ping", "tc")
+
 VERSIONS = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
 INGRESS: dict[str, Any] = {"ingressRate": 8_000_000, "ingressBurst": 400_000}
 EGRESS: dict[str, Any] = {"egressRate": 16_000_000, "egressBurst": 400_000}

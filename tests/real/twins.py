@@ -171,7 +171,7 @@ def node_with(*plugins: str, sections: str = "") -> Iterator[ScratchNode]:
 @contextmanager
 def twins(folder: Path, *bins: Path, kinds: tuple[Collection[str], ...]) -> Iterator[tuple[Side, ...]]:
     """Make a side for each of `kinds`, which are the plugins that are ours there."""
-    need("iptables")
+    need("iptables", "tc")
     with ExitStack() as stack:
 
         def side(ours: Collection[str]) -> Side:
