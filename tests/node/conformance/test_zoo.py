@@ -122,7 +122,7 @@ def test_every_rule_has_a_plugin_that_is_there_to_pass_it() -> None:
     assert {rule for part in PARTS.values() for rule in named(part["rules"])} == set(RULES)
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "plugin",
     [

@@ -24,7 +24,7 @@ HOOKS = (
     *("volume_id", "volume_stage", "volume_publish", "volume_stats"),
     *("volume_create", "volume_list", "volume_snapshot", "volume_snapshot_list"),
 )
-pytestmark = [pytest.mark.whole, pytest.mark.programs("chroot", "mount", "unshare")]
+pytestmark = [pytest.mark.matrix, pytest.mark.programs("chroot", "mount", "unshare")]
 
 
 @pytest.fixture(scope="module")
