@@ -10,5 +10,6 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 @pytest.mark.whole
 @pytest.mark.parametrize("style", ["device", "cni", "volume", "extender"])
+@pytest.mark.programs("unshare")
 def test_a_tutorial_does_what_it_says(style: str, new_author: Any) -> None:
     new_author.follows(DOCS / f"tutorial-{style}.md")
