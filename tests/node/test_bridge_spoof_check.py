@@ -146,6 +146,7 @@ def test_masquerading_and_the_check_begin_and_end_in_one_transaction(
     assert (between - before, generation(scratch) - between) == (1, 1)
 
 
+@pytest.mark.programs("nft")
 def test_what_others_removed_does_not_keep_masquerading_or_the_rest_of_the_check(
     scratch: ScratchCni, bridge: Bridge, config: Make
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_container_of_the_whole_chain_is_attached_checked_and_ended_without_a_
     assert (executed, len(runtime.executions)) == ([], 3 * len(PLUGINS))
 
 
+@pytest.mark.programs("strace")
 def test_what_is_executed_is_seen(tmp_path: Path) -> None:
     shell = subprocess.Popen(["/bin/sh", "-c", "read go; /bin/true; exec /bin/true"], stdin=subprocess.PIPE)
     with executions(shell.pid, tmp_path) as executed:

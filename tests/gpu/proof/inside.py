@@ -31,7 +31,7 @@ def bind(source: str, target: str, read_only: bool) -> None:
     place = Path(target)
     if not os.path.lexists(target):
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.mkdir() if Path(source).is_dir() else place.touch()
+        place.mkdir(exist_ok=True) if Path(source).is_dir() else place.touch()
     mount(source, target, BIND | RECURSIVE)
     if read_only:
         mount("", target, BIND | REMOUNT | READ_ONLY)

@@ -7,6 +7,8 @@ import pytest
 from tests.gpu.conftest import MockNvml
 from tests.gpu.proof.conftest import Proved
 
+pytestmark = pytest.mark.xdist_group("stages")  # several make and remove the folder that CUDA looks in
+
 Prove = Callable[..., Proved]
 PRECONDITIONS, SUITE, GRANTS, OVERUSE, MPS_LIMITS, MPS_EVASION, MPS_FAULTS, XIDS, DRIVER_PROCESS, CDI, LOAD = range(11)
 

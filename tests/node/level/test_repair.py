@@ -179,6 +179,7 @@ def test_without_repair_it_is_told_at_once_and_left_as_it_is(node: Node) -> None
     assert node.checks(netns, result)
 
 
+@pytest.mark.programs("ip")
 def test_who_removes_it_again_and_again_is_left_alone_and_told_of(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciler, "FIRST_REST", 3600.0)
     monkeypatch.setattr(reconciler, "LONGEST_REST", 3600.0)

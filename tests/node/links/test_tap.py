@@ -144,6 +144,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(
     assert (look(netns).links, eyes.held()) == ({"lo"}, [])
 
 
+@pytest.mark.programs("ip")
 def test_where_selinux_labels_it_ip_makes_the_same_tap(scratch: ScratchCni, tmp_path: Path) -> None:
     netns, label = scratch.container(), tmp_path / "exec"
     label.touch()

@@ -398,6 +398,7 @@ def test_what_the_user_of_a_plugin_may_not_read_of_its_python_is_told(
 ) -> None:
     place = {"site": site(env), "nodeplug": site(env) / "nodeplug" / "__init__.py"}.get(closed, env / closed)
     mode = place.stat().st_mode
+    shutil.rmtree(site(env) / "nodeplug" / "__pycache__", ignore_errors=True)  # with it the source need not be read
 
     async def story(guests: "Guests") -> None:
         section = guests.section("acme", python=python, user="nobody")
