@@ -99,10 +99,11 @@ def _serve() -> dict[str, Any] | None:
             loaded.add(order["target"])
         # Before the answer: the thread that asks, whose namespaces these are, may end with it.
         order["namespaces"] = [[_open(f"{order['task']}/ns/{kind}"), flag] for kind, flag in _NAMESPACES.items()]
+        order["root"] = _open(f"{order['task']}/root")
         child = os.fork()  # noqa: TID251 - see the first lines
         if child == 0:
             return dict(order)
-        for descriptor, _ in order["namespaces"]:
+        for descriptor in (order["root"], *(one for one, _ in order["namespaces"])):
             os.close(descriptor)
         running.add(child)
         _answer({"pid": child})
@@ -121,6 +122,7 @@ def _become(order: Mapping[str, Any], workers: Any) -> None:
     _redirect(order["streams"])
     for descriptor, flag in order["namespaces"]:
         _enter(descriptor, flag)
+    _change_root(order["root"])
     os.environ.clear()
     os.environ.update(order["env"])
     _search(order["env"].get("PYTHONPATH", ""))
@@ -176,6 +178,14 @@ def _enter(descriptor: int, flag: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(descriptor, flag) != 0:
             raise OSError(ctypes.get_errno(), "enter the namespace of the test")
+    os.close(descriptor)
+
+
+def _change_root(descriptor: int) -> None:
+    """Have the root of the test, which in a chroot is not that of its mount namespace, where setns(2) leads."""
+    if not os.path.samestat(os.fstat(descriptor), os.stat("/")):  # noqa: PTH116
+        os.fchdir(descriptor)
+        os.chroot(".")
     os.close(descriptor)
 
 
