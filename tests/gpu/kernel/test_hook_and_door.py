@@ -88,6 +88,7 @@ def test_what_is_no_request_is_answered_with_a_sentence(node: Node, said: bytes)
     assert error.startswith(("the request cannot be read: ", "the request has no end"))
 
 
+@pytest.mark.node
 def test_nobody_but_root_may_ask() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

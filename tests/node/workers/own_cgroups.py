@@ -26,7 +26,10 @@ class OwnCgroups:
     folders: Mapping[str, Path]
 
     def of(self, controller: str) -> Path:
-        return self.folders.get(controller) or self.folders[UNIFIED]
+        folder = self.folders.get(controller) or self.folders.get(UNIFIED)
+        if folder is None:
+            pytest.skip(f"needs a cgroup hierarchy with the controller {controller}")
+        return folder
 
     def is_unified(self, controller: str) -> bool:
         return controller not in self.folders
