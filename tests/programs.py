@@ -90,6 +90,7 @@ BROUGHT: Mapping[str, Sequence[str]] = {
     "aarch64-linux-gnu-gcc": ("aarch64-linux-gnu-as", "aarch64-linux-gnu-ld"),
     "cc": ("as", "ld"),
     "gcc": ("as", "ld"),
+    "podman": ("conmon",),
 }
 """What a declared program executes itself, from a package that its own depends on."""
 OPTIONAL = ("getopt", "ldconfig", "lsb_release", "cc", "gcc", "as", "ld")

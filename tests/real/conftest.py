@@ -57,7 +57,8 @@ TMPFS = {"flexVolume": {"driver": "nodeplug/tmpfs", "options": {"size": "1Mi"}}}
 @pytest.fixture(scope="session", autouse=True)
 def _programs_of_a_node() -> None:
     """What consumers, reference plugins and tests of both execute on a node, and what names the builds of consumers."""
-    need("awk", "ip", "ip6tables", "iptables", "iptables-legacy", "mount", "nft", "nsenter", "umount", "unshare")
+    need("awk", "ip", "ip6tables", "iptables", "iptables-legacy", "mount", "nft", "nsenter", "tc", "umount", "unshare")
+    need("e2fsck", "mkfs.ext4", "resize2fs", "mkfs.xfs", "xfs_growfs")  # of volumes
 
 
 @pytest.fixture
