@@ -178,7 +178,7 @@ def _text(source: Path | None) -> bytes:
 
 @cache
 def _compiled(flex: bool, socket: Path, spool: Path, source: Path | None, text: bytes) -> bytes:  # noqa: ARG001 - a key
-    """Compile once for all roads of this process that have the same paths: it takes longer than most tests."""
+    """Compile an entrypoint once per process and set of paths, because compiling takes longer than most tests."""
     return compile_one(flex=flex, socket=socket, spool=spool, source=source)
 
 

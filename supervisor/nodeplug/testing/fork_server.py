@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn
 _PRELOADED: Final = (
     "nodeplug.cli",
     "nodeplug.daemon",
-    # What a daemon imports when a section or a plugin asks for it.
+    # Modules that a daemon imports lazily, for a section or a plugin.
     "nodeplug.contract.crossing",
     "nodeplug.dra.drivers",
     "nodeplug.extender.listener",
@@ -40,7 +40,7 @@ _PRELOADED: Final = (
 _NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLONE_NEWNS
 _WORKERS: Final = Path(__file__).with_name("forked_workers.py")
 _SEARCHED: Final = tuple(sys.path)
-"""Where this Python looks for modules after the folders of `PYTHONPATH`."""
+"""The module search path of this interpreter, without `PYTHONPATH`."""
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def _load(names: Iterable[str]) -> None:
 
 
 def _load_imports_of(target: str, search: str) -> None:
-    """Import what a module imports, and leave the module itself to the children: each runs it anew, as `__main__`."""
+    """Import a module's dependencies but not the module: each child runs the module itself as `__main__`."""
     path = list(sys.path)
     _search(search)
     _load([target])
@@ -143,7 +143,7 @@ def _become(order: Mapping[str, Any], workers: Any) -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """End as the interpreter does, but leave its objects where they are.
+    """Exit like the interpreter, but without freeing objects.
 
     To delete all that was imported would copy each page of it, half of what the life of a short process costs.
     """
@@ -182,7 +182,7 @@ def _enter(descriptor: int, flag: int) -> None:
 
 
 def _change_root(descriptor: int) -> None:
-    """Have the root of the test, which in a chroot is not that of its mount namespace, where setns(2) leads."""
+    """Change to the root directory of the test. setns(2) resets it, which matters if the test runs in a chroot."""
     if not os.path.samestat(os.fstat(descriptor), os.stat("/")):  # noqa: PTH116
         os.fchdir(descriptor)
         os.chroot(".")

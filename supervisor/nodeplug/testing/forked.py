@@ -26,8 +26,8 @@ _SERVER: Final = Path(__file__).with_name("fork_server.py")
 _SERVERS: Final[dict[tuple[tuple[str, str], ...], "_Server"]] = {}
 _LOCK: Final = threading.Lock()
 workers_too = False
-"""Whether a daemon that is forked has its plugins' processes forked: cheaper, and less like a node; see
-`forked_workers`."""
+"""Whether a forked daemon forks its workers instead of executing them (`forked_workers`). This is
+cheaper, but less like a node."""
 
 
 class Forked:

@@ -1,4 +1,4 @@
-"""Plugins' processes that start within milliseconds: forked by a process that has imported everything already.
+"""Workers that start within milliseconds: they are forked from a process that has imported everything.
 
 Owns: that process (`serve`), which makes each worker a child of its own parent, and asking it (`Forking`).
 Refuses: what only an execution does: fewer rights, a cgroup or a Python of its own, and the modules of a worker alone.
@@ -31,12 +31,12 @@ _CLONE_PARENT: Final = 0x8000  # the caller waits for the worker, and the kernel
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.PyDLL(None, use_errno=True)
 _AWAY: Final = 100
-"""A number that no descriptor of a worker has."""
+"""A descriptor number above those that a worker uses."""
 _LONGEST: Final = 1 << 20
 
 
 class Forking:
-    """Has workers forked for the process that uses this. Any thread may do so.
+    """Client of the process that forks workers. It is safe to use from any thread.
 
     Args:
         orders: leads to a `serve` in a child of this process.
@@ -56,7 +56,7 @@ class Forking:
         stdin: str = "",
         session: bool = False,
     ) -> int:
-        """Do what `execution.execute` does; fork where that makes no difference for the caller."""
+        """Start a process like `execution.execute`. A worker without a cgroup or Python of its own is forked."""
         words = [self._python, "-P", "-m", "nodeplug.worker"]
         if [*arguments[:4]] != words or _cgroups("self") != _cgroups(str(self.pid)):
             return execution.execute(arguments, environment, descriptor, stdin=stdin, session=session)
@@ -70,7 +70,7 @@ class Forking:
 
 
 def fork_server() -> Forking:
-    """Fork, before there is a second thread, the child that forks workers; see `serve`."""
+    """Fork the process that runs `serve`. Call this before a second thread starts."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     daemon = os.getpid()
     pid = os.fork()  # noqa: TID251 - nothing else runs yet
@@ -85,7 +85,7 @@ def fork_server() -> Forking:
 
 
 def serve(orders: socket.socket) -> int:
-    """Answer orders until there are no more; in each child, be the worker to its end."""
+    """Fork a worker for each order until the socket is closed. In the child, run the worker and return its status."""
     orders = socket.socket(fileno=fcntl.fcntl(orders.detach(), fcntl.F_DUPFD_CLOEXEC, _AWAY))
     while True:
         data, descriptors, _, _ = socket.recv_fds(orders, _LONGEST, 4)
@@ -116,7 +116,7 @@ def _fork() -> int:
 
 
 def _become(order: Mapping[str, Any], descriptors: list[int], orders: socket.socket) -> int:
-    """Be what `python -P -m nodeplug.worker` is once it has imported everything."""
+    """Set the process up like `python -P -m nodeplug.worker` and run the worker."""
     os.setsid()
     for number, one in enumerate(descriptors):  # input, output, errors, and the control socket; they came in order
         os.dup2(one, number)
@@ -142,7 +142,7 @@ def _cgroups(pid: str) -> str:
 
 
 def ready() -> None:
-    """Make what the hooks of every worker need."""
+    """Build the encoders of all hooks in advance."""
     prepare([*ANSWERS])
 
 
