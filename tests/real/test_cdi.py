@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import need
 from tests.real.consumers import Containerd, PrivateNode
 from tests.real.consumers.containerd import write_archive
 
@@ -127,6 +128,7 @@ def lab(
     consumer: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Lab]:
+    need("cc")
     folder = tmp_path_factory.mktemp("cdi")
     install_driver(folder / "driver")
     programs = consumer("containerd")
