@@ -81,6 +81,8 @@ gpu: $(STAMP) ## Run every test of the GPU plugin; on a machine with a card it r
 gpu-proof: ## Prove on a real card what simulated ones cannot, in less than ten minutes (docs/gpu-hardware.md)
 	.ci/gpu-proof "$(PYTHON)" "$(VENV)" "$(WHEELS)" $(PROOF)
 
+# They wait for kubelets and their like most of the time.
+real: WORKERS = $(shell expr 3 \* $$(nproc))
 real: $(STAMP) ## Run the tests against real consumers
 	$(PYTEST) -m consumers
 

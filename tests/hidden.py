@@ -49,11 +49,11 @@ def play(programs: list[str], tests: set[str]) -> tuple[int, str]:
 
 
 def runs(record: Path) -> Iterator[tuple[list[str], set[str]]]:
-    """Return the programs and the tests of each run."""
+    """Return the programs and the tests of each run, the longest first."""
     by_package = tests_by_package(record)
-    for package, tests in sorted(by_package.items()):
-        yield [name for name, of in PACKAGES.items() if of == package], tests
     yield list(PACKAGES), set().union(*by_package.values())
+    for package, tests in sorted(by_package.items(), key=lambda run: -len(run[1])):
+        yield [name for name, of in PACKAGES.items() if of == package], tests
 
 
 def main(record: Path) -> int:

@@ -4,10 +4,12 @@ A test is in the quick suite unless a mark or its folder says otherwise. `docs/c
 commands that run each suite.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 SUITES: Mapping[str, str] = {
     "quick": "lint and types aside, what `make test` runs; every unmarked test",
@@ -21,11 +23,30 @@ _CONSUMERS = Path(__file__).parent / "real"
 
 
 def suite_of(item: pytest.Item) -> str:
-    """Return the suite of a test: its nearest mark, else what its folder says."""
-    for mark in item.iter_markers():
-        if mark.name in SUITES:
-            return mark.name
+    """Return the suite of a test: `matrix` if any of its marks is that, else its nearest mark, else its folder's."""
+    marks = [mark.name for mark in item.iter_markers() if mark.name in SUITES]
+    if marks:
+        return "matrix" if "matrix" in marks else marks[0]
     return "consumers" if "real" in Path(item.path).parts else "quick"
+
+
+def divided(
+    values: Iterable[Any], unmarked: Collection[Any] = (), whole: Collection[Any] | None = None
+) -> list[ParameterSet]:
+    """Return the values of a parametrised test, of which some are in another suite than the test's file.
+
+    Args:
+        values: all of them.
+        unmarked: those that stay in the suite of the file: `quick`, or `consumers` in tests/real.
+        whole: those of the suite `whole`, and `soak` has all others; None for all others.
+    """
+
+    def marks(value: Any) -> tuple[pytest.MarkDecorator, ...]:
+        if value in unmarked:
+            return ()
+        return (pytest.mark.whole if whole is None or value in whole else pytest.mark.soak,)
+
+    return [pytest.param(value, marks=marks(value)) for value in values]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.platform_wheels import ROOT, build_wheel
 from tests.programs import need
+from tests.suites import divided
 
 from nodeplug.install.native import LINKINGS
 from nodeplug.install.prebuilt import FOLDER, LIST, STYLES
@@ -19,7 +20,7 @@ import platform_wheel
 
 NAMED = {"x86_64-linux-gnu-gcc": "gcc"} if os.uname().machine == "x86_64" else {}
 """What Debian calls the compiler for the machine that this is."""
-MACHINES = [pytest.param(one, marks=() if one == "x86_64" else pytest.mark.whole) for one in platform_wheel.COMPILERS]
+MACHINES = divided(platform_wheel.COMPILERS, {"x86_64"})
 
 
 def needs_compiler_of(machine: str) -> None:

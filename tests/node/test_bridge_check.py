@@ -226,6 +226,7 @@ def test_gc_tells_two_interfaces_of_one_container_apart(
     assert look(netns).links == {"lo", "net1"}
 
 
+@pytest.mark.whole
 def test_gc_of_many_needs_few_descriptors(scratch: ScratchCni, bridge: Bridge, config: Make, look: Look) -> None:
     netns, network = scratch.container(), config("10.88.0.0/24")
     for number in range(160):

@@ -256,6 +256,7 @@ def test_mending_beside_a_removal_loses_nothing(scratch: ScratchCni) -> None:
     assert failures == []
 
 
+@pytest.mark.whole
 def test_hundreds_of_subnets_are_masqueraded_again_and_removed_again(scratch: ScratchCni) -> None:
     networks = [ip_network(f"10.{number // 256}.{number % 256}.0/24") for number in range(400)]
     wanted = [Element(network, network[2].packed, "nodeplug net c eth0") for network in networks]

@@ -59,6 +59,7 @@ def until_held_by(node: ScratchNode, *containers: str) -> None:
     until(lambda: (holders(node), recorded(node)) == (set(containers), set(containers)), found=lambda: holders(node))
 
 
+@pytest.mark.whole
 def test_addresses_come_back_when_a_namespace_ends_without_a_del(node: ScratchNode, short_path: Path) -> None:
     with Sandbox(short_path / "lives") as living:
         attach(node, "lives", living)

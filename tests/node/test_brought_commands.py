@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.programs import need
+from tests.suites import divided
 
 pytestmark = pytest.mark.unprivileged
 
@@ -53,7 +54,7 @@ def test_a_command_that_a_distribution_brings_is_run_and_listed(site: Site) -> N
 
 @pytest.mark.parametrize(
     "text",
-    ["raise SystemExit(3)", "import missing_card_library", "app = 5", ""],
+    divided(["raise SystemExit(3)", "import missing_card_library", "app = 5", ""], {"import missing_card_library"}),
     ids=["leaves", "misses a library", "is no command", "is empty"],
 )
 def test_a_command_that_cannot_be_loaded_says_so_and_harms_no_help(site: Site, text: str) -> None:
@@ -66,6 +67,7 @@ def test_a_command_that_cannot_be_loaded_says_so_and_harms_no_help(site: Site, t
     assert "error: the command 'cards' (cards_command:app) cannot be loaded" in refused.stderr
 
 
+@pytest.mark.whole
 def test_a_name_of_our_own_stays_ours(site: Site) -> None:
     site.bring("version", "raise SystemExit(3)")
     assert site.run("version").stdout.startswith("nodeplug ")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.node import confined
+from tests.suites import divided
 
 from nodeplug.testing import BlockingKubelet, ScratchNode
 
@@ -19,7 +20,7 @@ groups = [{{ count = 2, nodes = [{{ path = "/dev/null" }}] }}]
 """
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("isolation", divided(["thread", "process"], {"thread"}))
 def test_devices_are_served_and_no_socket_is_anybody_elses(short_path: Path, isolation: Any) -> None:
     within = [sys.executable, confined.__file__]
     with (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.suites import divided
 
 from nodeplug import PluginError
 from nodeplug.exec.client import ask
@@ -322,7 +323,7 @@ class Plugin:
 """
 
 
-@pytest.mark.parametrize("command", ["install", "check-config"])
+@pytest.mark.parametrize("command", divided(["install", "check-config"], {"install"}))
 def test_a_constructor_that_blocks_is_named_at_its_deadline(tmp_path: Path, command: str) -> None:
     (tmp_path / "blocking.py").write_text(BLOCKING)
     section = '[plugins.blocking]\nuses = "blocking:Plugin"\ndeadline = { claims = "500ms" }'

@@ -252,6 +252,7 @@ def names(node: ScratchNode) -> set[str]:
     return {path.name for path in node.paths.cni_bin.glob("[!.]*")}
 
 
+@pytest.mark.whole
 def test_install_of_no_plugins_removes_nothing_and_names_what_it_kept(installed: ScratchNode) -> None:
     installed.configure("")
     done = installed.run("install", "--script")
@@ -261,12 +262,14 @@ def test_install_of_no_plugins_removes_nothing_and_names_what_it_kept(installed:
     assert names(installed) == {"a", "b"}
 
 
+@pytest.mark.whole
 def test_install_of_no_plugins_removes_everything_when_told_so(installed: ScratchNode) -> None:
     installed.configure("")
     assert installed.run("install", "--script", "--remove-all").returncode == 0
     assert names(installed) == set()
 
 
+@pytest.mark.whole
 def test_install_with_a_typo_in_the_drop_in_folder_removes_nothing(installed: ScratchNode) -> None:
     installed.config_path.write_text('version = 1\n[supervisor]\ndrop_in_dir = "plugin.d"\n')
     done = installed.run("install", "--script")
@@ -292,6 +295,7 @@ def ready(port: int) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.whole
 def test_a_node_that_lost_its_unnamed_drop_in_folder_is_not_ready_while_entrypoints_are_installed(
     node: Callable[..., ScratchNode], free_port: int
 ) -> None:

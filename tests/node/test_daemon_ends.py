@@ -38,6 +38,7 @@ CONFIG = {"cniVersion": "1.0.0", "name": "pods", "type": "nodeplug-net"}
 DEL = {"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_NETNS": "", "CNI_PATH": "/opt/cni/bin"}
 
 
+@pytest.mark.whole
 def test_a_replayed_del_that_hangs_does_not_keep_the_daemon_alive(short_path: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(PLUGIN)
     node = ScratchNode(short_path, SECTION, supervisor='listen = ""', env={"PYTHONPATH": str(tmp_path)})
@@ -111,6 +112,7 @@ def execute(node: ScratchNode, verb: str, name: str, netns: Path) -> int:
     return int(json.loads(done.stdout)["code"]) if done.returncode else 0
 
 
+@pytest.mark.whole
 def test_a_start_that_hangs_does_not_keep_the_daemon_alive(short_path: Path, tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(HANGING)
     node = ScratchNode(short_path, STARTING, env={"PYTHONPATH": str(tmp_path)})
@@ -133,6 +135,7 @@ def test_sigterm_while_the_daemon_starts_ends_it_without_waiting_for_the_start(
     assert process.wait(30) == 0
 
 
+@pytest.mark.whole
 def test_the_socket_answers_until_the_end(short_path: Path, tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(HANGING)
     supervisor = 'listen = ""\ninstall = true'

@@ -130,6 +130,7 @@ def test_an_add_in_the_gap_waits_for_the_new_instance(slow: Slow) -> None:
         assert answer.result() == "192.0.2.2/32"
 
 
+@pytest.mark.whole
 def test_an_add_inside_the_old_instance_is_answered_by_it_first(slow: Slow) -> None:
     with ThreadPoolExecutor(1) as callers:
         answer = callers.submit(add, slow)
@@ -143,6 +144,7 @@ def test_an_add_inside_the_old_instance_is_answered_by_it_first(slow: Slow) -> N
         slow.reached("start-new")
 
 
+@pytest.mark.whole
 def test_a_mount_in_the_gap_waits_for_the_new_instance(slow: Slow) -> None:
     kubelet = FlexCaller(slow.node.paths.flexvolume, slow.node.root / "kubelet", "example/slow", timeout=60)
     slow.reload()

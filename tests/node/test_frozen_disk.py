@@ -260,6 +260,7 @@ def beside_kubelet(disk: Path, root: Path, code: Path) -> Iterator[tuple[Scratch
             node.kill()
 
 
+@pytest.mark.whole
 def test_devices_are_allocated_and_their_holders_known_while_the_disk_of_the_state_folder_is_frozen(
     disk: Path, short_path: Path, code: Path
 ) -> None:

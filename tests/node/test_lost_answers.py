@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.node.overflowing import every_overflow
 from tests.programs import need
+from tests.suites import divided
 
 from nodeplug import CniResult, Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -46,6 +47,8 @@ CHAINED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 KEPT = frozenset({"bandwidth"})
 """Whose DEL leaves limits to the end of the interface, and whose repeated ADD, when it fails, leaves no limit."""
+REPEATABLE = [name for name in (*MADE, *CHAINED) if name not in KEPT]
+QUICK = ("bridge", "ptp", "portmap", "bandwidth", "firewall")
 LOOKS = {
     "host": ("ip -o addr show", "ip -o link show", "tc qdisc show", "nft list ruleset"),
     "pod": ("ip -o addr show", "ip -o link show", "ip route show table all", "ip rule show"),
@@ -118,7 +121,7 @@ def stage(scratch: ScratchCni, name: str) -> Iterator[Stage]:
         yield made
 
 
-@pytest.mark.parametrize("name", [*MADE, *CHAINED])
+@pytest.mark.parametrize("name", divided([*MADE, *CHAINED], QUICK))
 def test_an_add_whose_answers_get_lost_leaves_nothing(stage: Stage) -> None:
     before = stage.state()
     for said in every_overflow(stage.add, least=3):
@@ -130,7 +133,7 @@ def test_an_add_whose_answers_get_lost_leaves_nothing(stage: Stage) -> None:
     stage.delete()
 
 
-@pytest.mark.parametrize("name", [name for name in (*MADE, *CHAINED) if name not in KEPT])
+@pytest.mark.parametrize("name", divided(REPEATABLE, QUICK))
 def test_a_repeated_add_whose_answers_get_lost_leaves_the_attachment_as_it_was(stage: Stage) -> None:
     stage.add()
     attached = stage.state()
@@ -138,7 +141,7 @@ def test_a_repeated_add_whose_answers_get_lost_leaves_the_attachment_as_it_was(s
         assert differences(attached, stage.state()) == []
 
 
-@pytest.mark.parametrize("name", [name for name in (*MADE, *CHAINED) if name not in KEPT])
+@pytest.mark.parametrize("name", divided(REPEATABLE, QUICK))
 def test_a_del_whose_answers_get_lost_is_completed_by_the_next(stage: Stage) -> None:
     before = stage.state()
 

@@ -229,7 +229,7 @@ def test_superseded_program_stays_for_calls_that_are_about_to_start_it(node: Scr
 
 
 @pytest.mark.usefixtures("has_compiler")
-@pytest.mark.parametrize("turns", [10, pytest.param(60, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("turns", [10, pytest.param(60, marks=pytest.mark.soak)])
 def test_no_call_fails_while_script_and_program_change_places(node: ScratchNode, turns: int) -> None:
     node.run("install", "--script")
     ended = threading.Event()

@@ -78,6 +78,7 @@ def threads(node: ScratchNode) -> int:
     return len(list(Path(f"/proc/{node.pid}/task").iterdir()))
 
 
+@pytest.mark.whole
 def test_hundreds_of_silent_and_trickling_connections_of_a_stranger_stop_neither_adds_nor_probes(
     node: ScratchNode, short_path: Path, free_port: int
 ) -> None:

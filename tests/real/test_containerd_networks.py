@@ -213,6 +213,7 @@ def test_a_pod_that_wants_a_port_of_another_is_refused_with_its_name(lab: Lab, s
         lab.end(left)
 
 
+@pytest.mark.soak
 def test_dozens_of_pods_at_once_get_addresses_of_their_own_on_both(lab: Lab, sandbox: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lab.run, [f"pod-{number}" for number in range(24)]))

@@ -124,6 +124,7 @@ def taken(cluster: Cluster) -> str:
     return name
 
 
+@pytest.mark.soak
 def test_a_snapshot_that_only_names_somebodys_content_is_no_source(cluster: Cluster, taken: str) -> None:
     content = status(cluster, taken)["boundVolumeSnapshotContentName"]
     snapshots = f"{SNAPSHOTS}/namespaces/default/volumesnapshots"

@@ -185,6 +185,7 @@ def test_a_card_without_a_usable_part_gives_nothing_even_to_those_that_tolerate_
     until(lambda: "card 1Gi" in {cluster.result("some"), cluster.result("any")}, 30)
 
 
+@pytest.mark.soak
 def test_a_claim_on_an_unhealthy_part_takes_nothing_from_those_that_are_free(cluster: Cluster) -> None:
     cluster.publish(units("card", 4))
     assert cluster.gets("ill", "2Gi") == "card 2Gi"
@@ -211,6 +212,7 @@ def test_claims_choose_by_what_devices_say_of_themselves(cluster: Cluster) -> No
     assert cluster.gets("d", "1Gi", cel=f"has({own}.model) && {own}.model == 'model of card'") == "card 1Gi"
 
 
+@pytest.mark.soak
 def test_devices_of_the_second_slice_come_after_those_of_the_first(cluster: Cluster) -> None:
     ill = range(64)
     cluster.publish([Device(DeviceId(f"d{n}"), healthy=n not in ill, reason="lost") for n in range(66)])
@@ -239,6 +241,7 @@ def of_type(kind: str) -> str:
     return f"{NO_CANARY} && device.attributes['{DRIVER}'].type == '{kind}'"
 
 
+@pytest.mark.soak
 def test_a_card_that_is_given_whole_keeps_its_instances_from_claims_and_they_keep_it(cluster: Cluster) -> None:
     cluster.publish(cut("card"))
     assert not difference(cluster.wanted, cluster.stored)

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from tests.real.consumers import ControlPlane
 from tests.real.consumers.churn import Churn
 from tests.real.consumers.hollow import Rejection, open_fleet
@@ -66,6 +67,7 @@ def rejected(
         return asyncio.run(live())
 
 
+@pytest.mark.soak
 def test_kubelets_reject_no_pod_that_the_extender_has_placed(control: ControlPlane, short_path: Path) -> None:
     with extender(control, "cards", 9813):
         found = rejected(control, short_path, PODS, "cards")

@@ -154,6 +154,7 @@ def test_pods_that_come_at_once_get_no_unit_twice_before_their_node_names_them(c
     assert sorted(filter(None, (cluster.place(name) for name in names))) == ["gpu-1", "gpu-1", "gpu-2"]
 
 
+@pytest.mark.soak
 def test_pods_are_evicted_only_where_one_card_then_fits(
     cluster: ControlPlane, cards: Cards, daemon: ScratchNode, put: Put
 ) -> None:

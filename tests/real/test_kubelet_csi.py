@@ -47,6 +47,7 @@ def test_an_inline_volume_comes_and_goes_with_its_pod(lab: Lab, difference: Diff
     assert difference() == []
 
 
+@pytest.mark.soak
 def test_pods_of_both_kinds_share_one_volume_and_the_last_leaves_nothing(lab: Lab, difference: Difference) -> None:
     assert lab.api is not None
     flexible = {"flexVolume": {"driver": "nodeplug/loopfile", "options": {"name": "both", "size": "16Mi"}}}
@@ -198,6 +199,7 @@ def test_a_driver_that_the_cluster_has_lost_comes_back_while_a_pod_has_its_volum
 
 
 # kubelet 1.20 does not measure block volumes.
+@pytest.mark.soak
 @pytest.mark.parametrize("generation", ["current"], indirect=True, scope="session")
 def test_a_block_volume_is_a_device_for_its_pods_and_kubelet_knows_its_size(lab: Lab, difference: Difference) -> None:
     assert lab.api is not None
@@ -226,6 +228,7 @@ def published(lab: Lab) -> Volumes:
     return {"/memory": INLINE, "/data": {"persistentVolumeClaim": {"claimName": "killed"}}}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("moment", ["before-mount", "mount"])
 def test_a_pod_gets_its_volumes_although_the_daemon_was_killed_while_they_were_published(
     lab: Lab, published: Volumes, difference: Difference, moment: str
@@ -238,6 +241,7 @@ def test_a_pod_gets_its_volumes_although_the_daemon_was_killed_while_they_were_p
     assert difference() == []
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("moment", ["before-unmount", "unmount"])
 def test_a_pod_goes_although_the_daemon_was_killed_while_its_volumes_were_unpublished(
     lab: Lab, published: Volumes, difference: Difference, moment: str
@@ -264,6 +268,7 @@ def renewed(lab: Lab) -> Path:
 
 
 # kubelet 1.20 does not know requiresRepublish.
+@pytest.mark.soak
 @pytest.mark.parametrize("generation", ["current"], indirect=True, scope="session")
 def test_a_volume_is_renewed_while_its_pod_runs_and_a_failure_leaves_it(lab: Lab, renewed: Path) -> None:
     lab.run("renewed", volumes={"/facts": {"csi": {"driver": RENEWED}}})
@@ -288,6 +293,7 @@ def test_a_volume_is_renewed_while_its_pod_runs_and_a_failure_leaves_it(lab: Lab
     assert targets() == []
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("has_fuse", "has_loop_devices", "drivers")
 def test_pods_read_images_and_the_files_of_programs_through_restarts_and_leave_nothing(
     lab: Lab, difference: Difference, source: Path

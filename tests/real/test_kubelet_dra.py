@@ -219,6 +219,7 @@ def test_a_daemon_that_was_killed_gives_a_claim_the_same_ids_and_none_of_them_to
     assert not {*ids} & {*prepared(lab)["during"]["ids"]}
 
 
+@pytest.mark.soak
 def test_a_daemon_killed_inside_of_a_claims_preparation_prepares_it_with_the_same_ids(
     lab: Lab, plane: ControlPlane
 ) -> None:
@@ -231,6 +232,7 @@ def test_a_daemon_killed_inside_of_a_claims_preparation_prepares_it_with_the_sam
     assert prepared(lab)["cut"]["ids"] == ids
 
 
+@pytest.mark.soak
 def test_a_daemon_killed_before_a_plugin_has_heard_of_an_end_tells_it_and_gives_the_card_away_then(
     lab: Lab, plane: ControlPlane
 ) -> None:
@@ -272,6 +274,7 @@ def test_a_container_starts_again_although_somebody_has_deleted_its_spec(lab: La
     assert environment(lab, "restarted") == before
 
 
+@pytest.mark.soak
 def test_a_card_that_is_ill_gets_no_claims_and_the_status_of_its_pods_says_so(lab: Lab, plane: ControlPlane) -> None:
     run(lab, plane, "ill", "8Gi")
     faults = lab.daemon.paths.run / "plugins/gpu/simulated-faults.json"
@@ -336,6 +339,7 @@ def test_a_daemon_that_is_replaced_keeps_slices_and_claims(lab: Lab, plane: Cont
         assert {one["metadata"]["uid"] for one in slices(plane)} == had
 
 
+@pytest.mark.soak
 def test_an_upgrade_that_is_refused_leaves_slices_and_claims_as_they_are(lab: Lab, plane: ControlPlane) -> None:
     run(lab, plane, "present", "5Gi")
     had, pid = {one["metadata"]["uid"] for one in slices(plane)}, lab.daemon.status()["pid"]

@@ -122,6 +122,7 @@ def test_a_pod_gets_a_volume_of_its_claim_which_grows_under_it_and_goes(
     assert [line for line in difference() if ".img" in line] == []
 
 
+@pytest.mark.soak
 def test_a_claim_grows_while_no_pod_has_it_and_the_next_pod_sees_its_size(
     lab: Lab, difference: Callable[[], list[str]]
 ) -> None:
@@ -169,6 +170,7 @@ RARE = {
 """Rights that the standard provisioner need not use here, and when it does."""
 
 
+@pytest.mark.soak
 def test_the_standard_provisioner_takes_its_place_on_the_same_socket_with_the_printed_rights(
     lab: Lab, consumer: Callable[[str], Path], difference: Callable[[], list[str]]
 ) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from tests.real.consumers import Lab
 
 ONE = {"example.com/widget": 1}
@@ -44,6 +45,7 @@ def test_a_pod_comes_up_although_the_daemon_was_killed_during_its_add(lab: Lab, 
     assert difference() == []
 
 
+@pytest.mark.soak
 def test_a_pod_gets_its_volume_although_the_daemon_was_killed_during_its_mount(
     lab: Lab, difference: Difference, volumes: Volumes
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_pod_gets_its_volume_although_the_daemon_was_killed_during_its_mount(
     assert difference() == []
 
 
+@pytest.mark.soak
 def test_a_pod_that_ends_while_the_daemon_is_away_is_cleaned_up_at_its_return(lab: Lab, difference: Difference) -> None:
     lab.run("leaving")
     lab.daemon.kill()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.real.consumers import ControlPlane
+from tests.suites import divided
 
 from nodeplug import PluginError
 from nodeplug.migration.records import save
@@ -226,7 +227,7 @@ def test_a_volume_that_nobody_claimed_is_exchanged_too(place: Place) -> None:
     assert [(row["problem"], row["claim"]) for row in rows] == [("", "")]
 
 
-@pytest.mark.parametrize("changes", range(1, CHANGES + 1))
+@pytest.mark.parametrize("changes", divided(range(1, CHANGES + 1), {2, 4}, ()))
 def test_what_was_killed_after_any_change_goes_on_and_so_does_its_undoing(place: Place, changes: int) -> None:
     name = f"killed-{changes}"
     claim = place.bind(name)

@@ -146,6 +146,7 @@ def test_a_pod_comes_and_goes_while_the_api_server_is_down_and_is_told_of_later(
     assert rig.left() == ([], [], set())
 
 
+@pytest.mark.soak
 def test_a_daemon_that_is_killed_at_any_moment_leaves_nothing(rig: Rig) -> None:
     """It ends within ADD, within DEL, or between them; the runtime repeats a DEL that failed, as kubelet does."""
     chance, ended, kills = random.Random(140), threading.Event(), 0

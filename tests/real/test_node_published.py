@@ -171,6 +171,7 @@ def test_without_its_api_server_a_node_serves_as_before_and_catches_up(published
     live(published, story)
 
 
+@pytest.mark.soak
 def test_a_node_that_is_deleted_and_comes_back_gets_everything_again(published: Published) -> None:
     control, name = published.control, published.control.node.name
 

@@ -244,6 +244,7 @@ def test_what_cannot_be_made_is_told_to_its_owner_and_in_the_status(cluster: Clu
     cluster.until("its end", lambda: "wrong" not in str(cluster.daemon.status()["provisioner"]))
 
 
+@pytest.mark.soak
 def test_a_daemon_that_is_killed_again_and_again_leaves_nothing_undone_nor_behind(cluster: Cluster) -> None:
     names = [f"kill-{number}" for number in range(6)]
     for name in names:
@@ -454,6 +455,7 @@ def test_a_volume_that_is_mounted_is_deleted_when_its_pod_has_ended(cluster: Clu
     cluster.until("the end", lambda: not cluster.names())
 
 
+@pytest.mark.soak
 def test_a_lost_node_is_forgotten_but_for_what_claims_still_have(cluster: Cluster) -> None:
     control, daemon = cluster.control, cluster.daemon
     program = [sys.executable, "-m", "nodeplug", "csi", "forget-node", cluster.node, "--json"]

@@ -21,6 +21,7 @@ import pytest
 from tests.real.consumers import ControlPlane
 from tests.real.consumers.api_proxy import ApiProxy, Crash, Moment
 from tests.real.consumers.claims import CLAIMS, CORE, DRIVER, STORAGE, Cluster, provisioning
+from tests.suites import divided
 
 from nodeplug import VolumeRoom
 from nodeplug.contract.errors import NotReady, PluginError
@@ -312,7 +313,7 @@ def killer(killed: Cluster, proxy: ApiProxy) -> Killer:
     return Killer(killed, proxy)
 
 
-@pytest.mark.parametrize("what", WORK)
+@pytest.mark.parametrize("what", divided(WORK, {"a claim gets a volume", "a volume is deleted"}, ()))
 def test_what_a_killed_daemon_has_begun_is_done_once_and_leaves_nothing(killer: Killer, what: str) -> None:
     for number in count():
         crash = struck(killer, what, number, "before")
@@ -340,6 +341,7 @@ def struck(killer: Killer, what: str, number: int, moment: Moment) -> Crash | No
     return crash if happened else None
 
 
+@pytest.mark.soak
 def test_what_is_left_over_of_a_claim_that_is_gone_is_deleted_by_a_daemon_that_is_killed_at_it(killer: Killer) -> None:
     cluster = killer.cluster
     for number in count():
@@ -426,6 +428,7 @@ def lost(cluster: Cluster) -> list[str]:
     return [*cluster.volumes(), *theirs]
 
 
+@pytest.mark.soak
 def test_a_lost_node_is_forgotten_by_a_command_that_is_killed_and_given_again(killed: Cluster, tmp_path: Path) -> None:
     control = killed.control
     with ApiProxy(control, control.token) as proxy:

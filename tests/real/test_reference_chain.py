@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.real.published import NETWORKS, delegated
 from tests.real.twins import Side, come_to_the_same, node_with, prepare, twins
+from tests.suites import divided
 
 from nodeplug.testing import ScratchNode
 
@@ -31,7 +32,7 @@ def sides(short_path: Path, node: ScratchNode, consumer: Callable[[str], Path]) 
         yield made
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", divided(NETWORKS, sorted(NETWORKS)[::2], ()))
 def test_a_published_network_comes_to_the_same(sides: tuple[Side, ...], name: str) -> None:
     published = NETWORKS[name]
     conflist = published.conflist

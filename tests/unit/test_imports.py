@@ -7,6 +7,10 @@ import subprocess
 import sys
 from functools import cache
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("imports")  # so that each script runs once
+
 ENCODE = "from nodeplug_net.warm import warm_up; warm_up()\n"
 EVERYTHING = (
     "from nodeplug_net.netlink import messages\nfrom nodeplug_net.nftables import masquerade_messages\n"

@@ -179,7 +179,7 @@ def pod_of(name: str, wants: Sequence[Want]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 @pytest.mark.parametrize(
-    ("seed", "pods"), [(0, 40), *(pytest.param(seed, 80, marks=pytest.mark.whole) for seed in range(5))]
+    ("seed", "pods"), [(0, 40), *(pytest.param(seed, 80, marks=pytest.mark.soak) for seed in range(5))]
 )
 def test_what_the_extender_has_placed_is_admitted_whatever_comes_between(
     gpu_node: Any, tmp_path: Path, policy: str, seed: int, pods: int

@@ -181,7 +181,7 @@ def _names(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return (entry.get("resource", MEM),)
 
 
-@pytest.mark.parametrize("lives", [3, pytest.param(50, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("lives", [3, pytest.param(50, marks=pytest.mark.soak)])
 def test_no_card_is_advertised_twice_in_any_life_of_changes(
     lives: int, make_node: Any, card: Any, divided: Any, tmp_path: Any
 ) -> None:

@@ -1,7 +1,7 @@
 """Random lives of a node with shared cards: pods, restarts, faults. Kubelet's rules are those of the stand-in.
 
 A failing life names its seed; NODEPLUG_GPU_SEED=<seed> runs that one alone, NODEPLUG_GPU_LIVES=<n> more of
-them in the whole suite.
+them in the suite soak.
 """
 
 import asyncio
@@ -165,7 +165,7 @@ class Life:
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
-@pytest.mark.parametrize("lives", [1, pytest.param(LIVES // 2, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("lives", [1, pytest.param(LIVES // 2, marks=pytest.mark.soak)])
 def test_no_container_gets_units_of_two_cards_in_any_life(
     lives: int, policy: str, tmp_path: Path, gpu_node: Any
 ) -> None:

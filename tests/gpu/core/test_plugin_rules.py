@@ -44,7 +44,7 @@ def test_cards_that_are_shared_keep_the_rules_of_one_life(way: str) -> None:
     conformance(Gpu, config(way), isolation="thread", rules=ONE_LIFE).check()
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_share_cards_keeps_every_rule(way: str) -> None:
     conformance(Gpu, config(way)).check()

@@ -42,7 +42,8 @@ def run(story: Callable[[], Any]) -> None:
 
 
 # The longer time is more than any deadline of Allocate and GetPreferredAllocation.
-@pytest.mark.parametrize("seconds", [2.0, pytest.param(12.0, marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("seconds", [2.0, 12.0])
 def test_pods_are_admitted_while_a_reloaded_instance_waits_for_the_driver(
     seconds: float, node: ScratchNode, nvml: Any
 ) -> None:
@@ -73,6 +74,7 @@ def test_pods_are_admitted_while_a_reloaded_instance_waits_for_the_driver(
     run(story)
 
 
+@pytest.mark.whole
 @pytest.mark.node
 def test_a_card_without_mps_does_not_wait_for_the_mps_daemon_of_another(node: ScratchNode) -> None:
     programs = node.root / "driver" / "usr" / "bin"

@@ -90,6 +90,7 @@ def test_a_node_without_a_driver_registers_nothing_and_is_well(node: ScratchNode
     run(story)
 
 
+@pytest.mark.whole
 @pytest.mark.node
 def test_an_exchange_leaves_stream_units_and_mps_as_they_are(node: ScratchNode) -> None:
     programs = node.root / "driver" / "usr" / "bin"

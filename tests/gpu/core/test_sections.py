@@ -273,6 +273,7 @@ def test_what_another_plugin_noted_in_like_words_stays_its_own(tmp_path: Path) -
     assert (keys(cards), sorted(keys(third))) == ([], ["slot 7", "slot 8"])
 
 
+@pytest.mark.whole
 def test_a_take_over_that_is_killed_at_any_step_forgets_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     def left(folder: Path) -> list[RecordingHost]:
         folder.mkdir()

@@ -87,6 +87,7 @@ def test_the_node_sees_what_is_mounted_in_a_pod_with_a_shared_run_folder(
     assert Path(f"/proc/{recorded(found.record)}/root/dev/shm/of-a-client").exists()
 
 
+@pytest.mark.whole
 def test_a_pod_whose_mounts_the_node_does_not_see_says_what_it_needs(pod: Callable[..., str], run_folder: Path) -> None:
     said = pod("--propagation", "slave")
     assert "the node does not see what is mounted on" in said

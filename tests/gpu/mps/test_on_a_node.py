@@ -96,6 +96,7 @@ def test_memory_stays_mounted_while_a_pod_holds_the_card_that_is_shared_without_
     run(story, node)
 
 
+@pytest.mark.whole
 def test_pods_share_memory_and_daemon_while_their_section_is_renamed_and_named_back(
     node: ScratchNode, driver_root: Path
 ) -> None:

@@ -211,6 +211,7 @@ def test_a_daemon_that_is_started_again_has_the_memory_of_its_clients(daemons: M
     assert mounted_below(short_path) == both(short_path, CARD)
 
 
+@pytest.mark.whole
 @pytest.mark.node
 def test_a_start_that_is_killed_before_the_daemon_runs_leaves_one_mount_in_the_end(
     daemons: Make, short_path: Path, driver_root: Path
@@ -227,6 +228,7 @@ def test_a_start_that_is_killed_before_the_daemon_runs_leaves_one_mount_in_the_e
     assert mounted_below(short_path) == both(short_path, CARD)
 
 
+@pytest.mark.whole
 @pytest.mark.node
 def test_what_a_killed_start_mounted_for_a_card_without_mps_is_taken_away(
     daemons: Make, short_path: Path, driver_root: Path
@@ -360,6 +362,7 @@ def test_a_daemon_whose_logs_are_full_goes_on_and_the_last_lines_are_kept(
     assert not one.reason(CARD.uuid)
 
 
+@pytest.mark.whole
 def test_an_ordinary_user_is_told_why_mps_cannot_be_had(
     short_path: Path, driver_root: Path, request: pytest.FixtureRequest
 ) -> None:

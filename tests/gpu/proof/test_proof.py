@@ -66,6 +66,7 @@ def test_a_driver_that_shows_no_card_is_no_failure(driver: MockNvml, tmp_path: P
     assert (done.returncode, "the driver is there, and shows no card" in done.stdout) == (command.NO_CARD, True)
 
 
+@pytest.mark.whole
 def test_a_driver_that_crashes_costs_no_more_than_the_look(driver: MockNvml, tmp_path: Path) -> None:
     driver.fail("nvmlDeviceGetCount_v2", 0xDEAD)
     done = proof("--driver-root", str(driver.root), "--out", str(tmp_path / "report"))
@@ -88,6 +89,7 @@ def test_a_stage_that_does_not_end_is_killed_with_all_that_it_started_and_the_ne
     assert any(one["name"] == "index and minor number" for one in second["figures"])
 
 
+@pytest.mark.whole
 @pytest.mark.programs("git")
 def test_who_is_told_to_end_takes_everything_back_first(driver: MockNvml, tmp_path: Path) -> None:
     driver.hang("nvmlDeviceGetSupportedEventTypes")

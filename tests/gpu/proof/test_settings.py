@@ -27,6 +27,7 @@ def modes(driver: MockNvml, programs: Path) -> Path:
     return asked
 
 
+@pytest.mark.whole
 def test_a_stage_that_changes_settings_is_skipped_unless_that_was_asked_for(prove: Prove, modes: Path) -> None:
     result = prove(EXCLUSIVE)
     assert (result.verdict, result.status) == ("skipped", 0)
@@ -68,7 +69,7 @@ def test_a_card_that_is_divided_already_stays_so(prove: Prove, modes: Path, driv
     assert "-mig 0" not in modes.read_text()
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_nodeplug_lets_go_of_a_card_for_its_reset(prove: Prove, modes: Path) -> None:
     result = prove(RESET, "--change-settings")
     assert (result.verdict, result.reason) == ("passed", "")
@@ -99,7 +100,7 @@ def bus(driver: MockNvml) -> Iterator[None]:
     thread.join()
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_a_card_that_comes_back_to_the_bus_is_found(prove: Prove, modes: Path, bus: None, driver: MockNvml) -> None:
     result = prove(UNPLUG, "--change-settings")
     assert (result.verdict, result.reason) == ("passed", "")

@@ -157,6 +157,7 @@ def test_a_module_level_mistake_stands_in_its_stderr(forks: Forks) -> None:
     assert "nothing_like_it" in forks.stderr.read_text()
 
 
+@pytest.mark.whole
 def test_daemons_end_with_the_tests_that_started_them(forks: Forks) -> None:
     tests = f"""
 import os, time
@@ -175,6 +176,7 @@ time.sleep(1000)
     until(lambda: gone(daemon))
 
 
+@pytest.mark.whole
 def test_a_forked_daemon_serves_and_ends_as_an_executed_one(tmp_path: Path) -> None:
     ended = {}
     for fork in (False, True):

@@ -52,6 +52,7 @@ def test_its_configuration_is_accepted_as_a_drop_in(new_author: Any) -> None:
     assert "1500" in new_author.types("nodeplug check-config --config nodeplug.toml --root .")
 
 
+@pytest.mark.whole
 def test_a_second_new_of_the_same_name_changes_nothing(new_author: Any) -> None:
     new_author.types("nodeplug new device mine")
     plugin = new_author.cwd / "nodeplug-mine" / "src" / "nodeplug_mine" / "__init__.py"

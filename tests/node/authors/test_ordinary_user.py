@@ -36,7 +36,7 @@ def test_a_new_device_plugin_passes_all_its_tests_without_root(types: Type) -> N
     assert "8 passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_tests_of_volumes_are_skipped_with_the_command_that_runs_them(types: Type) -> None:
     types("nodeplug", "new", "volume", "mine")
     alone = types("pytest", "-q", "-rs", "-p", "no:cacheprovider", "-k", "not rules", cwd="nodeplug-mine")

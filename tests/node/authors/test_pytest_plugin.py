@@ -92,6 +92,7 @@ def test_the_cluster_of_a_node_without_claims_says_what_to_write(run: Run, tmp_p
     assert 'no section of this node says serve = "dra"' in done.stdout, done.stdout
 
 
+@pytest.mark.whole
 def test_what_a_plugin_leaves_behind_fails_its_test_by_name(run: Run, tmp_path: Path) -> None:
     (tmp_path / "leaky.py").write_text(LEAKY)
     (tmp_path / "node.toml").write_text('[plugins.leaky]\nuses = "leaky:Leaky"\n')

@@ -14,6 +14,7 @@ def test_effective_configuration_shows_defaults_of_daemon_and_plugin(node: Any) 
     assert 'permissions = "rw"' in done.stdout
 
 
+@pytest.mark.whole
 def test_effective_configuration_is_a_configuration_itself(node: Any) -> None:
     first = node.run("check-config").stdout
     node.config.write_text(first)

@@ -88,7 +88,7 @@ def test_an_environment_is_made_used_exchanged_and_removed(node: ScratchNode, ac
     assert f"there is no environment 'acme' in {folder(node)}; there is: none" in gone.stderr
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_what_cannot_be_installed_leaves_the_environment_that_was_there(node: ScratchNode, acme_wheels: Path) -> None:
     assert add(node, acme_wheels, "acme==1.0").returncode == 0
     before = environments_of(node)
@@ -103,6 +103,7 @@ def test_what_cannot_be_installed_leaves_the_environment_that_was_there(node: Sc
     assert (folder(node) / "acme").resolve() == before[0]
 
 
+@pytest.mark.whole
 def test_a_python_that_cannot_make_environments_is_told(node: ScratchNode, acme_wheels: Path) -> None:
     done = add(node, acme_wheels, "acme", "--python", "/nobody/has/python")
     assert done.returncode == 1
@@ -129,7 +130,7 @@ def test_an_interrupted_add_leaves_nothing_that_counts(node: ScratchNode, acme_w
     assert left not in environments_of(node)
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_what_nodeplug_has_not_made_is_left_alone(node: ScratchNode, acme_wheels: Path) -> None:
     (folder(node) / "acme").mkdir(parents=True)
     done = add(node, acme_wheels, "acme==1.0")
@@ -139,6 +140,7 @@ def test_what_nodeplug_has_not_made_is_left_alone(node: ScratchNode, acme_wheels
     assert "there is no environment 'acme'" in run(node, "remove", "acme").stderr
 
 
+@pytest.mark.whole
 def test_a_name_that_leads_elsewhere_is_refused(node: ScratchNode, acme_wheels: Path) -> None:
     done = add(node, acme_wheels, "acme", "--name", "../acme")
     assert done.returncode == 1

@@ -32,6 +32,7 @@ def test_install_creates_a_name_per_claim_and_uninstall_removes_them(node: Any) 
     assert list((node.root / "opt/cni/bin").iterdir()) == []
 
 
+@pytest.mark.whole
 def test_installed_scripts_answer_without_a_daemon(node: Any) -> None:
     node.configure(CNI_AND_VOLUME)
     node.run("install")
@@ -52,6 +53,7 @@ def test_second_install_reports_everything_unchanged(node: Any) -> None:
     assert len([path for path in report["unchanged"] if "/.nodeplug." not in path]) == 3  # scripts, not programs
 
 
+@pytest.mark.whole
 def test_install_says_in_words_what_it_did(node: Any) -> None:
     node.configure(CNI_AND_VOLUME)
     assert f"created    {node.root}/opt/cni/bin/nodeplug-both" in node.run("install").stdout

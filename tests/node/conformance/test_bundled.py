@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.suites import divided
 
 from nodeplug.testing import Report
 
@@ -44,9 +45,11 @@ SHARINGS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 NEEDS: Final = {"loopfile": "has_loop_devices", "image": "has_images", "fuse:Fuse": "has_fuse"}
 PROGRAMS: Final = {
-    "loopfile": pytest.mark.programs("mkfs.ext4", "e2fsck", "resize2fs"),
-    "image": pytest.mark.programs(MAKER),
+    "loopfile": [pytest.mark.programs("mkfs.ext4", "e2fsck", "resize2fs")],
+    "image": [pytest.mark.programs(MAKER)],
 }
+WHOLE: Final = dict.fromkeys(("bridge", "hostdev", "tmpfs", "gpu-extender"), pytest.mark.whole)
+"""One plugin of each style; all others are in the suite soak."""
 BUNDLED: Final = (
     "bridge",
     "ptp",
@@ -108,25 +111,25 @@ def asked(params: dict[str, Any]) -> dict[str, Any]:
     return {"plugin": params["plugin"], **DOCUMENTED.get(params["plugin"], {}), **NETWORKS.get(params["plugin"], {})}
 
 
-@pytest.mark.parametrize(
-    "threaded", ["loopback", pytest.param("hostdev", marks=pytest.mark.whole), "tmpfs", "gpu-extender"]
-)
+@pytest.mark.parametrize("threaded", divided(["loopback", "hostdev", "tmpfs", "gpu-extender"], {"tmpfs"}))
 def test_a_bundled_plugin_of_each_style_keeps_every_rule_as_a_thread(threaded: str, report: Report) -> None:
     assert report.plugin == threaded
     report.check()
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
-    "plugin", [pytest.param(plugin, marks=PROGRAMS.get(plugin, ())) for plugin in [*BUNDLED, "gpu"]]
+    "plugin",
+    [
+        pytest.param(plugin, marks=[WHOLE.get(plugin, pytest.mark.soak), *PROGRAMS.get(plugin, ())])
+        for plugin in [*BUNDLED, "gpu"]
+    ],
 )
 def test_a_bundled_plugin_keeps_every_rule(plugin: str, report: Report) -> None:
     assert report.plugin == plugin
     report.check()
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("sharing", divided(SHARINGS, whole={"memory"}))
 def test_every_way_to_share_a_card_keeps_every_rule(sharing: str, report: Report) -> None:
     report.check()
     assert report["one-device-is-granted"].seen.startswith(

@@ -82,7 +82,7 @@ def test_a_broken_rule_ends_with_1_and_what_to_do(judge: Judge) -> None:
         ((), "thread, process"),
         pytest.param(("--isolation", "both"), "thread, process", marks=pytest.mark.whole),
         (("--isolation", "thread"), "thread"),
-        (("--isolation", "process"), "process"),
+        pytest.param(("--isolation", "process"), "process", marks=pytest.mark.whole),
     ],
 )
 def test_a_rule_is_judged_in_each_way_and_says_in_which(arguments: tuple[str, ...], ways: str, judge: Judge) -> None:
@@ -217,6 +217,7 @@ def test_the_options_of_a_volume_come_from_the_command_line(judge: Judge) -> Non
     assert "the smallest tmpfs is" in done.stdout
 
 
+@pytest.mark.whole
 @pytest.mark.programs("setpriv")
 def test_without_root_what_could_not_be_judged_ends_with_3(other_user: Any) -> None:
     command = [*other_user.prefix, other_user.python, "-m", "nodeplug", "verify", "tmpfs", "--rule", "mount-succeeds"]

@@ -16,8 +16,8 @@ from nodeplug.testing.processes import MARK
 ZOO = Path(__file__).parent / "zoo"
 DEVICES = {"zoo_provisioning:Raw", "zoo_provisioning:WipesDevices"}
 PROGRAMS = {plugin: pytest.mark.programs("losetup") for plugin in DEVICES}
-COSTLY = dict.fromkeys(("memory-stays-bounded", "zoo_claims:Tame"), pytest.mark.whole)
-"""By rule or plugin that costs six seconds of CPU time and more."""
+COSTLY = dict.fromkeys(("zoo_claims:Tame", "zoo_cni:Tame", "zoo_volume:Tame"), pytest.mark.whole)
+"""By plugin that costs five seconds of CPU time and more."""
 UNBUNDLED = {"zoo_volume:Attached", "zoo_volume:Renews", "zoo_volume:Inline", "zoo_volume:Reads"}
 PARTS: dict[str, dict[str, Any]] = {
     "zoo_device:Tame": {"rules": ["contract", "device", "device_pools", "grants", "process"]},
@@ -36,8 +36,8 @@ PARTS: dict[str, dict[str, Any]] = {
 """By plugin that breaks no rule, the rules that it is there for, by name or by the module that has them."""
 
 
-def _marks(*names: str) -> list[pytest.MarkDecorator]:
-    return [marks[name] for marks in (PROGRAMS, COSTLY) for name in names if name in marks]
+def _marks(plugin: str) -> list[pytest.MarkDecorator]:
+    return [marks[plugin] for marks in (PROGRAMS, COSTLY) if plugin in marks]
 
 
 HOUSES = sorted(path.stem for path in ZOO.glob("zoo_*.py"))
@@ -95,11 +95,19 @@ def _animals() -> list[tuple[str, str, str]]:
 
 
 ANIMALS = _animals()
+OF_THE_HOUSE = {house: [rule for plugin, rule, _ in ANIMALS if plugin.startswith(f"{house}:")] for house in HOUSES}
+QUICK = {rule for rules in OF_THE_HOUSE.values() for rule in rules[:3]} - {"idle-plugin-rests"}
+"""Rules that the quick suite sees broken: some of each style."""
 
 
 @pytest.mark.parametrize(
     ("plugin", "rule", "seen"),
-    [pytest.param(*animal, marks=_marks(*animal[:2]), id=animal[1]) for animal in ANIMALS],
+    [
+        pytest.param(
+            plugin, rule, seen, marks=[*_marks(plugin), *([] if rule in QUICK else [pytest.mark.whole])], id=rule
+        )
+        for plugin, rule, seen in ANIMALS
+    ],
 )
 def test_a_plugin_that_breaks_a_rule_fails_it(plugin: str, rule: str, seen: str, report: Report) -> None:
     assert report.plugin == plugin
@@ -178,6 +186,7 @@ def test_a_mistake_in_hooks_or_claims_is_told_once(plugin: str, outcomes: tuple[
     assert tuple(report[rule].outcome for rule in ("hooks-are-known", "claims-are-valid")) == outcomes
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("_path")
 def test_rules_about_a_whole_life_are_not_judged_by_the_part_before_a_hanging_call() -> None:
     rules = ["nothing-is-printed", "no-thread-outlives-stop", "answers-have-their-types", "errors-are-sentences"]
@@ -185,6 +194,7 @@ def test_rules_about_a_whole_life_are_not_judged_by_the_part_before_a_hanging_ca
     assert {(one.outcome, one.seen) for one in report} == {("not-applicable", "start hung")}
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("_path")
 def test_what_was_printed_before_a_hanging_call_is_told() -> None:
     report = conformance("zoo_contract:PrintsAndHangs", rules=["nothing-is-printed"], patience=2.0)
@@ -208,6 +218,7 @@ def test_a_rule_that_needs_no_daemon_is_judged_once() -> None:
     assert told == ["daemon-runs-it", "ids-are-short", "daemon-runs-it"]
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("_path")
 def test_a_plugin_that_loses_its_process_breaks_one_rule_alone() -> None:
     rules = [rule for rule, one in RULES.items() if one.style == "process"]
@@ -221,6 +232,7 @@ def test_a_plugin_that_runs_as_a_thread_is_not_judged_by_rules_for_a_process_of_
     assert report["idle-plugin-rests"].seen == "it is judged in a process alone"
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("_path")
 def test_a_plugin_that_works_for_a_while_after_its_start_is_not_taken_for_one_that_never_rests() -> None:
     report = conformance("zoo_process:WorksForAWhile", isolation="process", rules=["idle-plugin-rests"])
@@ -235,6 +247,7 @@ def test_a_plugin_that_fills_a_cache_is_not_taken_for_one_that_grows() -> None:
     report.check()
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("_path")
 def test_a_process_that_a_broken_plugin_leaves_is_ended_with_the_run() -> None:
     conformance("zoo_process:LeavesChild", rules=["nothing-is-left-after-stop"])

@@ -96,6 +96,7 @@ def test_a_plugin_process_that_is_killed_alone_leaves_programs_and_mounts_to_its
     assert (kubelet.mounted(), programs(source)) == ([], [])
 
 
+@pytest.mark.whole
 def test_the_condition_of_a_volume_says_that_its_program_hangs_and_its_pod_can_end(kubelet: Any, source: Path) -> None:
     target = kubelet.publish(DRIVER, "files-1", "a", {})
     until(lambda: stats(kubelet, target).usage, PATIENCE)

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 from tests.node.device.test_last_known import SECTION, THING, beside
+from tests.suites import divided
 
 from nodeplug.testing import BlockingKubelet, ScratchNode
 from nodeplug.testing.waiting import until
@@ -99,7 +100,7 @@ def a_fifo(held: Held) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [another_comment, another_drop_in, another_boot, half, pytest.param(a_fifo, marks=pytest.mark.whole)],
+    divided([another_comment, another_drop_in, another_boot, half, a_fifo], {another_comment, another_boot}),
 )
 def test_kubelet_hears_nothing_before_a_configuration_that_has_changed_is_read(
     held: Held, change: Callable[[Held], None]

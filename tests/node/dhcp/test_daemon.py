@@ -30,6 +30,7 @@ def stack() -> Iterator[ExitStack]:
         yield made
 
 
+@pytest.mark.whole
 def test_a_lease_outlives_a_daemon_that_is_killed(short_path: Path, stack: ExitStack) -> None:
     need("busybox", "ip", "nsenter")
     host, pod, beside = (stack.enter_context(Sandbox(short_path / name)) for name in ("host", "pod", "beside"))

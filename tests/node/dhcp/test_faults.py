@@ -185,6 +185,7 @@ def test_a_lease_is_prolonged_by_its_server_alone(scratch: ScratchCni, plugin: D
     assert first.options[dhcp.CLIENT_ID] == b"\0c1/net/eth0"
 
 
+@pytest.mark.whole
 def test_a_server_that_comes_back_prolongs(scratch: ScratchCni, restless: Dhcp, place: Place, pod: Pod) -> None:
     netns = pod()
     with serving(place, BY_ALL) as server:

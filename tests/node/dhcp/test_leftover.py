@@ -59,6 +59,7 @@ def gc(scratch: ScratchCni, lease: Path, options: Sequence[str] = ()) -> list[di
     return [one for one in json.loads(said) if one["kind"] == "lease"]
 
 
+@pytest.mark.whole
 def test_a_lease_whose_namespace_is_gone_is_shown_with_the_reason_and_freed(
     scratch: ScratchCni, lease: Path, cached: Callable[[Path], None]
 ) -> None:

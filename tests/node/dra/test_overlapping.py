@@ -66,6 +66,7 @@ def test_instances_wait_while_the_whole_card_is_held(cut: Served) -> None:
     assert {run(cut, name) for name in ("mig-one", "mig-two")} == {"card-0", "card-1"}
 
 
+@pytest.mark.whole
 def test_a_card_whose_instance_was_freed_by_force_is_given_when_the_instance_is_unprepared(cut: Served) -> None:
     place(cut, "mig-one")
     assert run(cut, "mig-one") == "card-0"

@@ -57,6 +57,7 @@ def test_every_pod_starts_at_once_while_daemons_follow_each_other_and_kubelet_al
     assert served.kubelet.events == []
 
 
+@pytest.mark.whole
 def test_claims_of_a_section_that_serves_otherwise_end_while_daemons_follow_each_other(served: Served) -> None:
     served.scheduler.claim("one", wants_part("1Gi"), pod="one")
     served.scheduler.place("one", ["one"])

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.suites import divided
 
 from nodeplug.testing import ExecRoad, forked
 from nodeplug.testing.waiting import until
 
 pytestmark = [
-    pytest.mark.parametrize("road", ["script", "compiled"], indirect=True),
+    pytest.mark.parametrize("road", divided(["script", "compiled"], {"script"}), indirect=True),
     pytest.mark.xdist_group("impatient-entrypoints"),  # one process compiles each of them once
 ]
 

@@ -12,7 +12,7 @@ from nodeplug.exec.server import ExecServer
 pytestmark = pytest.mark.unprivileged
 
 
-@pytest.mark.parametrize("times", [100, pytest.param(1500, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("times", [100, pytest.param(1500, marks=pytest.mark.soak)])
 def test_listening_anew_never_changes_the_umask_of_the_process(short_path: Path, times: int) -> None:
     path, over, seen = short_path / "exec.sock", threading.Event(), set[str]()
 

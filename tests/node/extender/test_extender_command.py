@@ -71,6 +71,7 @@ def test_one_command_places_and_binds_pods(api: ActedApi, running: Path) -> None
         assert not scheduler.filter(wanting("two", 8), ["a"]).nodes
 
 
+@pytest.mark.whole
 def test_it_touches_nothing_of_the_node_but_its_folder(running: Path) -> None:
     found = {path.relative_to(running.parent).parts[0] for path in running.parent.rglob("*")}
     assert found == {"extender", "kubeconfig", "log"}
@@ -93,6 +94,7 @@ def test_resources_of_one_path_are_refused_and_it_is_said_what_to_do() -> None:
     assert "a.example/mem and b.example/mem would both be served at /mem; run an extender for each" in done.stderr
 
 
+@pytest.mark.whole
 def test_what_the_daemon_refuses_is_refused(short_path: Path) -> None:
     words = ["--listen", "0.0.0.0:9810", "--folder", str(short_path / "e")]
     done = subprocess.run(command(*words), capture_output=True, text=True, check=False)

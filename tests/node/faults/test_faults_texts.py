@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.suites import divided
 
 FEW_KIB = 20_000
 PATIENT = {"cni_add": "60s"}
@@ -16,7 +17,7 @@ WAYS = [(isolation, huge) for huge in (FEW_MB, MANY_MB) for isolation in ("threa
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(way, marks=[pytest.mark.whole] * (way[1] == MANY_MB)) for way in WAYS], ids=str
+    scope="module", params=[pytest.param(way, marks=[pytest.mark.soak] * (way[1] == MANY_MB)) for way in WAYS], ids=str
 )
 def daemon(make_shared_node: Callable[..., Any], request: pytest.FixtureRequest) -> Iterator[Any]:
     isolation, huge = request.param
@@ -33,7 +34,9 @@ def node(daemon: Any) -> Iterator[Any]:
     assert daemon.cni(claim="other").status == 0
 
 
-@pytest.mark.parametrize("fault", ["huge", "huge_lines", "huge_refusal", "huge_cause", "huge_log", "deep"])
+@pytest.mark.parametrize(
+    "fault", divided(["huge", "huge_lines", "huge_refusal", "huge_cause", "huge_log", "deep"], {"huge", "deep"})
+)
 def test_megabytes_of_text_are_a_few_kilobytes_for_everybody_who_reads_it(node: Any, fault: str) -> None:
     answer = node.cni(do=fault)
     assert answer.status == 1

@@ -317,6 +317,7 @@ def test_nobody_waits_for_calls_any_more_when_the_successor_is_killed(
     assert serving(node) == before
 
 
+@pytest.mark.whole  # calls get half a minute to end
 def test_a_call_that_does_not_end_keeps_the_daemon_and_others_are_served(
     node: ScratchNode, volumes: Volumes, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_vanished_node_stays_listed_as_unhealthy(mknod: Any, group: Any, health:
     assert "was there and is gone" in plugin.device_list(LIST)[1].reason
 
 
+@pytest.mark.whole
 def test_nodes_that_never_have_the_same_name_twice_do_not_fill_the_list(
     mknod: Any, group: Any, health: Any, plugins: Make, dev: Path
 ) -> None:

@@ -38,7 +38,7 @@ def test_concurrent_reader_never_sees_a_missing_or_half_script(repeating: "Node"
     assert set(seen) == whole
 
 
-@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.soak)])
 def test_concurrent_reader_never_sees_a_driver_folder_without_its_files(node: "Node", times: int) -> None:
     partial = []
     stop = threading.Event()

@@ -266,6 +266,7 @@ def test_networks_of_others_are_not_our_business(node: ScratchNode, told: Callab
     assert told("nodeplug-bridge") == []
 
 
+@pytest.mark.whole
 def test_a_node_whose_runtime_lacks_loopback_is_not_ready_and_says_why(node: ScratchNode) -> None:
     listen(node)
     done = node.run("install", "--script", "--conflist", str(put_list(node, "10-pods.conflist")))

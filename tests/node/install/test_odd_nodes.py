@@ -143,7 +143,8 @@ def put_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("put", [pytest.param(put_huge, marks=pytest.mark.whole), put_pipe])
+@pytest.mark.whole
+@pytest.mark.parametrize("put", [put_huge, put_pipe])
 def test_files_of_others_that_have_no_end_hold_up_no_installation(tmp_path: Path, put: Callable[[Path], None]) -> None:
     node = ScratchNode(tmp_path, PLUGINS)
     paths = node.paths

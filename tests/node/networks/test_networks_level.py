@@ -118,6 +118,7 @@ def place(stack: ExitStack, folder: Path, keys: str = "") -> Place:
     return made
 
 
+@pytest.mark.whole
 @pytest.mark.programs("nft")
 def test_a_later_daemon_restores_what_somebody_removes_of_a_further_network(stack: ExitStack, short_path: Path) -> None:
     one = place(stack, short_path)
@@ -148,6 +149,7 @@ def test_a_later_daemon_tells_what_a_further_interface_of_a_pod_lost(stack: Exit
     assert one.node.status()["attachments"] == []
 
 
+@pytest.mark.whole
 def test_status_restores_what_a_further_network_lost_where_that_waits_for_it(
     stack: ExitStack, short_path: Path
 ) -> None:
@@ -178,6 +180,7 @@ def _addresses(one: Place) -> str:
     return found[3] if found else ""
 
 
+@pytest.mark.whole
 def test_a_default_route_that_was_led_elsewhere_is_no_loss(stack: ExitStack, short_path: Path) -> None:
     one = place(stack, short_path)
     one.attach([{"name": "blue", "default-route": ["10.81.0.1"]}])

@@ -102,6 +102,7 @@ def test_ports_are_reserved_again_after_the_daemon_was_killed(
     assert taken(host)
 
 
+@pytest.mark.whole
 def test_ports_are_reserved_by_the_daemon_that_takes_over(
     host: Sandbox, node: ScratchNode, runtime: CniRuntime, sandbox: Make
 ) -> None:

@@ -139,7 +139,7 @@ def free(host: Sandbox) -> bool:
     return run_in(host.netns, bind)
 
 
-@pytest.mark.parametrize("exchange", [replace, renew])
+@pytest.mark.parametrize("exchange", [pytest.param(replace, marks=pytest.mark.whole), renew])
 def test_nobody_gets_a_reserved_port_meanwhile(
     node: ScratchNode, host: Sandbox, pod: Callable[[], None], exchange: Callable[[ScratchNode], None]
 ) -> None:

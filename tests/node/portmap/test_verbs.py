@@ -198,6 +198,7 @@ def repeating(*steps: Callable[[], object]) -> Iterator[None]:
         running.result()
 
 
+@pytest.mark.whole
 def test_status_beside_del_does_not_reserve_the_ports_again(lab: Lab) -> None:
     ports = [mapping(number) for number in range(8000, 8040)]
     with repeating(lambda: lab.scratch.status(lab.portmap, lab.config())):
@@ -209,6 +210,7 @@ def test_status_beside_del_does_not_reserve_the_ports_again(lab: Lab) -> None:
             pass
 
 
+@pytest.mark.whole
 def test_status_beside_del_does_not_restore_the_ports(lab: Lab) -> None:
     lab.add("c0", mapping(8079))
     with repeating(lambda: nft(lab, "flush", "ruleset"), lambda: lab.scratch.status(lab.portmap, lab.config())):

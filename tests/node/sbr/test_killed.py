@@ -17,6 +17,7 @@ def every_step(pod: Pod) -> Iterator[int]:
     return killing.every_step("tests.node.sbr.killed", words, least=7)
 
 
+@pytest.mark.whole
 def test_after_a_kill_within_an_add_another_add_completes_it(pod: Pod) -> None:
     main = pod.run("route", "show", "table", "main")
     for _ in every_step(pod):

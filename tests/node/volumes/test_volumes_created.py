@@ -379,6 +379,7 @@ def test_a_copy_that_takes_long_asks_for_its_room_once(make: Make, held: threadi
     assert node.read("b") == "kept"
 
 
+@pytest.mark.whole
 @pytest.mark.programs("e2fsck")
 def test_a_snapshot_that_takes_long_asks_for_its_room_once(tmp_path: Path, make: Make, held: threading.Event) -> None:
     with attached_disk(tmp_path / "disk", "ext4", "400M") as disk:
@@ -396,6 +397,7 @@ def test_a_snapshot_that_takes_long_asks_for_its_room_once(tmp_path: Path, make:
         assert node.snapshot("a", "s") == "s"
 
 
+@pytest.mark.whole
 @pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_copy_that_nobody_wants_any_more_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.create("a", 256 * MIB)
@@ -510,7 +512,7 @@ ENDS = {
 
 def kills() -> list[Any]:
     """Give each call on both kinds of disks, of which the quick suite has those that take other steps than others."""
-    quick = {("create", False), ("copy", True), ("copy", False), ("snapshot", True), ("delete", False), ("grow", False)}
+    quick = {("create", False), ("delete", False)}
     return [
         pytest.param(verb, can_share, marks=() if (verb, can_share) in quick else pytest.mark.whole)
         for verb in ENDS

@@ -325,6 +325,7 @@ def test_a_program_that_ended_without_a_daemon_is_started_again_by_the_next_one(
     assert make_node(fuse=successor).unmount(DRIVER, target) == {"status": "Success"}
 
 
+@pytest.mark.whole
 def test_a_daemon_that_is_killed_at_any_step_of_a_start_leaves_nothing_after_the_next_ones_unstage(
     area: Path, make_plugin: Any, source: Path, make_host: Any
 ) -> None:

@@ -162,6 +162,7 @@ def test_an_unknown_root_names_the_known_ones(node: Any) -> None:
     assert "allows: main" in node.mount(DRIVER, node.target("a"), {"root": "other"})["message"]
 
 
+@pytest.mark.whole
 def test_a_directory_swapped_for_a_symlink_all_the_time_never_leads_out(node: Any, root: Path, area: Path) -> None:
     victim, aside, link = root / "victim", root / "aside", root / "link"
     victim.mkdir()

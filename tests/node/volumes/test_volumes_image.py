@@ -189,6 +189,7 @@ def test_a_damaged_note_is_no_digest(tmp_path: Path, make_host: Any) -> None:
             checked.check(stream.fileno(), "x", f"sha256:{'0' * 64}")
 
 
+@pytest.mark.whole
 def test_the_log_says_that_a_large_image_is_read(
     node: Any, images: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def assert_nothing_is_left(node: Any, loops: Any) -> None:
     assert list(node.staging_folder.glob("*/*")) == []
 
 
+@pytest.mark.whole
 @pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_a_mount_killed_at_any_change_succeeds_when_it_is_repeated(every_kill: Any, loops: Any) -> None:
     for node, target in every_kill(unmount=False):
@@ -78,6 +79,7 @@ def test_a_start_after_a_killed_mount_leaves_a_whole_mount_or_nothing(every_kill
         assert_nothing_is_left(node, loops)
 
 
+@pytest.mark.whole
 @pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_an_unmount_killed_at_any_change_succeeds_when_it_is_repeated(every_kill: Any, loops: Any) -> None:
     for node, target in every_kill(unmount=True):

@@ -133,6 +133,7 @@ def test_a_node_that_keeps_all_of_them_out_of_swap_lets_no_pod_change_that(make:
     assert "noswap" in options_of(target)
 
 
+@pytest.mark.whole
 @pytest.mark.programs("unshare")
 def test_what_noswap_needs_is_told_where_the_kernel_refuses_it(tmp_path: Path) -> None:
     """As in a user namespace, where no kernel allows it."""

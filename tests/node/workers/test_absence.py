@@ -151,6 +151,7 @@ class Told(ServedDevices):
         self.withdrawn += 1
 
 
+@pytest.mark.whole
 def test_devices_stay_through_failing_starts_until_the_process_has_been_away_for_long(
     play: Play, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

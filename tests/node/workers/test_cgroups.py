@@ -323,6 +323,7 @@ def pid(node: ScratchNode) -> int:
     return int(process["pid"]) if process else 0
 
 
+@pytest.mark.whole
 def test_cgroups_of_a_killed_daemon_are_swept_by_the_next_and_nothing_else_is(
     node: ScratchNode, memory: OwnCgroups
 ) -> None:

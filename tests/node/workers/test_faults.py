@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.suites import divided
 
 import nodeplug as n
 from nodeplug.contract.hookspecs import ANSWERS, RESERVED
@@ -29,9 +30,7 @@ def mark(guests: "Guests") -> str:
     return str(guests.folder / "it has gone wrong")
 
 
-@pytest.mark.parametrize(
-    "hook", [pytest.param(hook, marks=[pytest.mark.whole] * (hook not in KINDS)) for hook in CALLED]
-)
+@pytest.mark.parametrize("hook", divided(CALLED, KINDS))
 def test_a_process_that_is_killed_inside_a_hook_is_started_again(hook: str, play: Play) -> None:
     if hook.startswith("cni_") and os.geteuid() != 0:
         pytest.skip("a call of CNI enters a namespace: needs root")

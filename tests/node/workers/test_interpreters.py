@@ -209,8 +209,7 @@ def is_no_program(python: Path) -> str:
     "how",
     [
         is_missing,
-        is_no_program,
-        *(pytest.param(how, marks=whole) for how in (leads_nowhere, may_not_be_executed, is_a_folder)),
+        *(pytest.param(how, marks=whole) for how in (is_no_program, leads_nowhere, may_not_be_executed, is_a_folder)),
     ],
 )
 def test_a_python_that_nobody_can_execute_is_refused_until_it_is_mended_and_reloaded(
@@ -280,13 +279,13 @@ def writes_junk(env: Path) -> str:
 @pytest.mark.parametrize(
     "how",
     [
-        has_no_nodeplug,
-        has_an_older_nodeplug,
-        is_too_old,
-        speaks_another_wire,
         *(
             pytest.param(how, marks=whole)
             for how in (
+                has_no_nodeplug,
+                has_an_older_nodeplug,
+                is_too_old,
+                speaks_another_wire,
                 lacks_what_nodeplug_needs,
                 does_not_look_which_wire_the_daemon_speaks,
                 ends_without_a_word,
@@ -433,6 +432,7 @@ def node(python: str, short_path: Path) -> Iterator[ScratchNode]:
         one.kill()
 
 
+@pytest.mark.whole
 def test_plugins_status_and_check_config_show_the_python(node: ScratchNode, python: str) -> None:
     checked = node.run("check-config")
     assert checked.returncode == 0, checked.stderr

@@ -71,6 +71,7 @@ def test_reload_of_a_plugin_that_nobody_enabled_says_which_there_are(node: Scrat
     assert "no plugin 'gest' is enabled; there is a [plugins.…] section for: guest" in done.stderr
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("node", [False], indirect=True)
 def test_no_process_outlives_a_daemon_that_is_killed(node: ScratchNode) -> None:
     node.start()

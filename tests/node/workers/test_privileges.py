@@ -254,6 +254,7 @@ def owners(node: ScratchNode) -> set[int]:
     return {one.lstat().st_uid for folder in folders(node) for one in (folder, *folder.rglob("*"))}
 
 
+@pytest.mark.whole
 def test_no_process_of_another_user_outlives_a_daemon_that_is_killed(node: ScratchNode) -> None:
     node.configure(f'{SECTION}user = "nobody"\n')
     node.start()
@@ -334,6 +335,7 @@ def test_a_plugin_whose_section_names_no_user_has_one_of_its_own_without_rights(
     assert f"; runs as {users[0]}: {rows[0]['name']}; runs as {users[1]}: " in unasked.run("check-config").stdout
 
 
+@pytest.mark.whole
 def test_a_plugin_keeps_its_own_user_when_the_daemon_starts_again(unasked: ScratchNode) -> None:
     unasked.start()
     user = guest(unasked)["user"]

@@ -146,7 +146,8 @@ def release(kubelet: BlockingKubelet, pod: str) -> tuple[str, int]:
     return envs["RELEASE"], int(envs["PID"])
 
 
-@pytest.mark.parametrize("reloads", [2, pytest.param(len(RELEASES), marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("reloads", [2, len(RELEASES)])
 def test_reloads_by_name_refuse_no_call_and_bring_the_edited_code(reloads: int, node: ScratchNode, code: Path) -> None:
     with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
         node.start()
