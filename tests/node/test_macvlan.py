@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.killed_call import killed_call
 
 from nodeplug import CniDns, Exhausted, InvalidEnvironment, InvalidRequest, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -219,40 +220,19 @@ def test_a_name_that_the_host_has_too_is_free_in_the_container(scratch: ScratchC
     assert link(netns, "up1").kind == "macvlan"
 
 
-class Killed(BaseException):
-    """Stands for the end of the process: no way back runs."""
-
-
-def killed_add(
-    scratch: ScratchCni, macvlan: Macvlan, netns: Netns, monkeypatch: pytest.MonkeyPatch, after: int
-) -> bool:
+def killed_add(scratch: ScratchCni, macvlan: Macvlan, netns: Netns, after: int) -> bool:
     """Run an ADD that ends after so many messages to the kernel; whether it came that far."""
-    ask, sent = Netlink.exchange, [0]
-
-    def counting(self: Netlink, messages: Any) -> Any:
-        if sent[0] == after:
-            raise Killed
-        sent[0] += 1
-        return ask(self, messages)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Netlink, "exchange", counting)
-        patch.setattr("nodeplug_net.undo.Undo.__exit__", lambda *_: None)
-        try:
-            scratch.add(macvlan, network(), "c1", netns)
-        except Killed:
-            return True
-    return False
+    return killed_call(lambda: scratch.add(macvlan, network(), "c1", netns), after)
 
 
 def test_an_add_killed_at_any_message_is_ended_by_del_and_completed_by_add(
-    scratch: ScratchCni, macvlan: Macvlan, look: Look, monkeypatch: pytest.MonkeyPatch
+    scratch: ScratchCni, macvlan: Macvlan, look: Look
 ) -> None:
     netns, points = scratch.container(), 0
-    while killed_add(scratch, macvlan, netns, monkeypatch, points):
+    while killed_add(scratch, macvlan, netns, points):
         scratch.delete(macvlan, network(), "c1", netns)
         assert (look(netns).links, held(scratch)) == ({"lo"}, [])
-        assert killed_add(scratch, macvlan, netns, monkeypatch, points)
+        assert killed_add(scratch, macvlan, netns, points)
         result = scratch.add(macvlan, network(), "c1", netns)
         scratch.check(macvlan, network(), "c1", netns, result)
         assert look(netns).links == {"lo", "eth0"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.killed_call import killed_call
 
 from nodeplug import CniDns, CniResult, Exhausted, InvalidRequest, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -232,39 +233,20 @@ def test_add_completes_the_pair_of_a_killed_add(scratch: ScratchCni, ptp: Ptp, p
     assert ping(netns, "10.88.0.1")
 
 
-class Killed(BaseException):
-    """Stands for the end of the process: no way back runs."""
-
-
-def killed_add(scratch: ScratchCni, ptp: Ptp, netns: Netns, monkeypatch: pytest.MonkeyPatch, after: int) -> bool:
+def killed_add(scratch: ScratchCni, ptp: Ptp, netns: Netns, after: int) -> bool:
     """Run an ADD that ends after so many messages to the kernel; whether it came that far."""
-    ask, sent = Netlink.exchange, [0]
-
-    def counting(self: Netlink, messages: Any) -> Any:
-        if sent[0] == after:
-            raise Killed
-        sent[0] += 1
-        return ask(self, messages)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Netlink, "exchange", counting)
-        patch.setattr("nodeplug_net.undo.Undo.__exit__", lambda *_: None)
-        try:
-            scratch.add(ptp, network(ipMasq=True), "c1", netns)
-        except Killed:
-            return True
-    return False
+    return killed_call(lambda: scratch.add(ptp, network(ipMasq=True), "c1", netns), after)
 
 
 def test_an_add_killed_at_any_message_is_ended_by_del_and_completed_by_add(
-    scratch: ScratchCni, ptp: Ptp, clean: Clean, monkeypatch: pytest.MonkeyPatch
+    scratch: ScratchCni, ptp: Ptp, clean: Clean
 ) -> None:
     netns, config = scratch.container(), network(ipMasq=True)
     points = 0
-    while killed_add(scratch, ptp, netns, monkeypatch, points):
+    while killed_add(scratch, ptp, netns, points):
         scratch.delete(ptp, config, "c1", netns)
         clean(netns, {"lo"})
-        assert killed_add(scratch, ptp, netns, monkeypatch, points)
+        assert killed_add(scratch, ptp, netns, points)
         result = scratch.add(ptp, config, "c1", netns)
         scratch.check(ptp, config, "c1", netns, result)
         scratch.delete(ptp, config, "c1", None)

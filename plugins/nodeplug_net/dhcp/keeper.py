@@ -74,6 +74,7 @@ class Keeper:
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _alarm: int = -1
+    _alarming: threading.Lock = field(default_factory=threading.Lock)
     _stopping: bool = False
     _thread: threading.Thread | None = None
 
@@ -99,8 +100,9 @@ class Keeper:
 
     def wake(self) -> None:
         """Let the thread look again: a lease was added or ended."""
-        if self.is_alive:
-            os.eventfd_write(self._alarm, 1)
+        with self._alarming:
+            if self._alarm >= 0:
+                os.eventfd_write(self._alarm, 1)
 
     def _run(self) -> None:
         try:
@@ -114,7 +116,9 @@ class Keeper:
             for key in list(self._attempts):
                 self._close(key)
             self._selector.close()
-            os.close(self._alarm)
+            with self._alarming:  # nobody writes to a descriptor that is somebody else's by then
+                os.close(self._alarm)
+                self._alarm = -1
 
     def _turn(self, at: float) -> float:
         """Do all that is due; return how many seconds nothing will be."""

@@ -62,6 +62,7 @@ class Volume:
     last_end: str = ""
     _leaving: threading.Event = field(default_factory=threading.Event)
     _wake: int = field(default_factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    _waking: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
     _silent_since: float | None = None
     _started: float = -MAX_BACKOFF
@@ -168,20 +169,25 @@ class Volume:
     def ask_to_leave(self) -> None:
         """Ask the watch to end; the program goes on. Returns at once."""
         self._leaving.set()
-        os.eventfd_write(self._wake, 1)
+        with self._waking:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def leave(self, patience: float = PATIENCE) -> None:
         """End the watch, and wait for that; a start of the program that is under way is waited for, too."""
         self.ask_to_leave()
         if self._thread is not None:
             self._thread.join(patience)
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        with self._waking, suppress(BlockingIOError):
+            if self._wake >= 0:
+                os.eventfd_read(self._wake)
 
     def close(self) -> None:
-        """Close what was open for the watch, which has ended."""
-        if self._thread is None or not self._thread.is_alive():
-            os.close(self._wake)
+        """Close what was open for the watch, which has ended; may be called again."""
+        with self._waking:
+            if self._wake >= 0 and (self._thread is None or not self._thread.is_alive()):
+                os.close(self._wake)
+                self._wake = -1
 
     def _run(self) -> None:
         retry = MIN_BACKOFF

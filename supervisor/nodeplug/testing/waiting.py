@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 _FIRST, _LONGEST = 0.02, 0.1
-"""Seconds between two checks: the longer it takes, the less a few more matter, and what checks cost."""
+"""Seconds between two checks. The pause grows, because checks cost CPU time that a slow machine lacks."""
 _LONGER: Final = 1.1
 PATIENCE: Final = 60.0
 """Seconds: many times what anything takes on an idle machine."""

@@ -55,35 +55,6 @@ def eyes(scratch: ScratchCni) -> Eyes:
     return Eyes(scratch)
 
 
-class Killed(BaseException):
-    """Stands for the end of the process: no way back runs."""
-
-
-@pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any], int], bool]:
-    """Run a call that ends after so many messages to the kernel; whether it came that far."""
-
-    def run(call: Callable[[], Any], after: int) -> bool:
-        ask, sent = Netlink.exchange, [0]
-
-        def counting(self: Netlink, messages: Any) -> Any:
-            if sent[0] == after:
-                raise Killed
-            sent[0] += 1
-            return ask(self, messages)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Netlink, "exchange", counting)
-            patch.setattr("nodeplug_net.undo.Undo.__exit__", lambda *_: None)
-            try:
-                call()
-            except Killed:
-                return True
-        return False
-
-    return run
-
-
 @pytest.fixture(autouse=True)
 def _kinds(request: pytest.FixtureRequest) -> None:
     for mark in request.node.iter_markers("link_kind"):

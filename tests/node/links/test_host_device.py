@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.killed_call import killed_call
 
 from nodeplug import CniDns, CniInterface, CniResult, Exhausted, InvalidRequest, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -318,42 +319,18 @@ def test_an_interface_with_an_alias_of_an_administrator_is_left_alone(scratch: S
     assert is_home(scratch)
 
 
-class Killed(BaseException):
-    """Stands for the end of the process: no way back runs."""
-
-
-def killed(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, after: int) -> bool:
-    """Run a call that ends after so many messages to the kernel; whether it came that far."""
-    ask, sent = Netlink.exchange, [0]
-
-    def counting(self: Netlink, messages: Any) -> Any:
-        if sent[0] == after:
-            raise Killed
-        sent[0] += 1
-        return ask(self, messages)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Netlink, "exchange", counting)
-        patch.setattr("nodeplug_net.undo.Undo.__exit__", lambda *_: None)
-        try:
-            call()
-        except Killed:
-            return True
-    return False
-
-
 def test_an_add_killed_at_any_message_is_ended_by_del_and_completed_by_add(
-    scratch: ScratchCni, plugin: HostDevice, look: Look, monkeypatch: pytest.MonkeyPatch
+    scratch: ScratchCni, plugin: HostDevice, look: Look
 ) -> None:
     netns, points = scratch.container(), 0
 
     def add() -> CniResult:
         return scratch.add(plugin, network(), "c1", netns)
 
-    while killed(add, monkeypatch, points):
+    while killed_call(add, points):
         scratch.delete(plugin, network(), "c1", netns)
         assert is_home(scratch)
-        assert killed(add, monkeypatch, points)
+        assert killed_call(add, points)
         scratch.check(plugin, network(), "c1", netns, add())
         scratch.delete(plugin, network(), "c1", netns)
         assert is_home(scratch)
@@ -363,9 +340,7 @@ def test_an_add_killed_at_any_message_is_ended_by_del_and_completed_by_add(
     scratch.delete(plugin, network(), "c1", netns)
 
 
-def test_a_del_killed_at_any_message_is_completed_by_the_next(
-    scratch: ScratchCni, plugin: HostDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_del_killed_at_any_message_is_completed_by_the_next(scratch: ScratchCni, plugin: HostDevice) -> None:
     netns, points = scratch.container(), 0
 
     def delete() -> None:
@@ -373,7 +348,7 @@ def test_a_del_killed_at_any_message_is_completed_by_the_next(
 
     while True:
         scratch.add(plugin, network(), "c1", netns)
-        if not killed(delete, monkeypatch, points):
+        if not killed_call(delete, points):
             break
         delete()
         assert is_home(scratch)
@@ -382,9 +357,7 @@ def test_a_del_killed_at_any_message_is_completed_by_the_next(
     assert is_home(scratch)
 
 
-def test_a_gc_killed_at_any_message_is_completed_by_the_next(
-    scratch: ScratchCni, plugin: HostDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gc_killed_at_any_message_is_completed_by_the_next(scratch: ScratchCni, plugin: HostDevice) -> None:
     points = 0
 
     def collect() -> None:
@@ -394,7 +367,7 @@ def test_a_gc_killed_at_any_message_is_completed_by_the_next(
         netns = scratch.container()
         scratch.add(plugin, network(), "c1", netns)
         returned_by_the_kernel(scratch, netns)
-        if not killed(collect, monkeypatch, points):
+        if not killed_call(collect, points):
             break
         collect()
         assert is_home(scratch)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.node.killed_call import killed_call
 
 from nodeplug import (
     CniDns,
@@ -28,7 +29,6 @@ from nodeplug_net.vlan.plugin import Vlan, VlanConfig
 
 Look = Callable[[Netns], Any]
 Ping = Callable[[Netns, str], bool]
-Killed = Callable[[Callable[[], Any], int], bool]
 PLUGINS: dict[str, tuple[Any, Any]] = {
     "dummy": (Dummy, DummyConfig),
     "ipvlan": (Ipvlan, IpvlanConfig),
@@ -160,13 +160,13 @@ def test_gc_releases_what_is_not_valid(scratch: ScratchCni, made: Made, eyes: An
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_add_killed_at_any_message_is_ended_by_del_and_completed_by_add(
-    scratch: ScratchCni, made: Made, eyes: Any, look: Look, killed: Killed
+    scratch: ScratchCni, made: Made, eyes: Any, look: Look
 ) -> None:
     netns, points = scratch.container(), 0
-    while killed(lambda: made.add(netns), points):
+    while killed_call(lambda: made.add(netns), points):
         made.delete(netns)
         assert (look(netns).links, eyes.held()) == ({"lo"}, [])
-        assert killed(lambda: made.add(netns), points)
+        assert killed_call(lambda: made.add(netns), points)
         made.check(netns, made.add(netns))
         assert look(netns).links == {"lo", "eth0"}
         made.delete(netns)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.killed_call import killed_call
 from tests.programs import need
 
 from nodeplug import CniDns, CniInterface, Exhausted, InvalidEnvironment, InvalidRequest, Netns, NotReady, PluginError
@@ -19,7 +20,6 @@ from nodeplug_net.tap.device import make_labelled_tap
 from nodeplug_net.tap.plugin import Tap, TapConfig
 
 Look = Callable[[Netns], Any]
-Killed = Callable[[Callable[[], Any], int], bool]
 pytestmark = pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="needs /dev/net/tun")
 
 
@@ -185,17 +185,17 @@ def test_an_interface_of_that_name_from_elsewhere_is_left_alone(
 
 
 def test_an_add_killed_at_any_message_is_ended_by_del_and_completed_by_add(
-    scratch: ScratchCni, tap: Tap, eyes: Any, look: Look, killed: Killed
+    scratch: ScratchCni, tap: Tap, eyes: Any, look: Look
 ) -> None:
     netns, points, config = scratch.container(), 0, network(mtu=1400)
 
     def add() -> Any:
         return scratch.add(tap, config, "c1", netns)
 
-    while killed(add, points):
+    while killed_call(add, points):
         scratch.delete(tap, config, "c1", netns)
         assert (look(netns).links, eyes.held()) == ({"lo"}, [])
-        assert killed(add, points)
+        assert killed_call(add, points)
         scratch.check(tap, config, "c1", netns, add())
         assert (look(netns).links, eyes.link(netns).mtu) == ({"lo", "eth0"}, 1400)
         scratch.delete(tap, config, "c1", netns)

@@ -531,6 +531,15 @@ def test_a_program_without_a_pid_has_no_last_words_and_the_daemons_other_childre
     assert child.wait() == 3
 
 
+def test_a_watch_that_is_closed_while_the_plugin_stops_is_asked_nothing(node: Any, plugin: Fuse, target: Path) -> None:
+    assert node.mount(DRIVER, target, {}) == {"status": "Success"}
+    (watched,) = plugin._volumes.values()
+    assert node.unmount(DRIVER, target) == {"status": "Success"}
+    watched.ask_to_leave()
+    watched.leave()
+    watched.close()
+
+
 def test_a_daemon_with_more_descriptors_than_select_knows_serves_volumes(node: Any, plugin: Fuse, target: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
