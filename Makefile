@@ -13,8 +13,8 @@ MUTANTS ?=
 # What `make gpu-proof` is given: a folder of wheels where there is no network, and its own options.
 WHEELS ?=
 PROOF ?=
-# Many tests wait for each other's processes rather than compute: two more workers than there are cores.
-WORKERS ?= $(shell expr $$(nproc) + 2)
+# Half of what tests take is waiting for each other's processes.
+WORKERS ?= $(shell expr 3 \* $$(nproc))
 PYTEST = $(RUN)/pytest -n $(WORKERS) --dist loadgroup --durations 10
 
 .PHONY: mutants prebuilt wheels always can-demo docs help demo test test-all quick whole soak matrix lint unit node gpu gpu-proof real kubelet consumers image python emulated meta proto bench setup clean
@@ -81,8 +81,6 @@ gpu: $(STAMP) ## Run every test of the GPU plugin; on a machine with a card it r
 gpu-proof: ## Prove on a real card what simulated ones cannot, in less than ten minutes (docs/gpu-hardware.md)
 	.ci/gpu-proof "$(PYTHON)" "$(VENV)" "$(WHEELS)" $(PROOF)
 
-# They wait for kubelets and their like most of the time.
-real: WORKERS = $(shell expr 3 \* $$(nproc))
 real: $(STAMP) ## Run the tests against real consumers
 	$(PYTEST) -m consumers
 

@@ -152,6 +152,7 @@ def thaw(disk: Path) -> None:
     subprocess.run(["fsfreeze", "-u", disk], check=True)
 
 
+@pytest.mark.whole
 def test_a_daemon_starts_and_serves_on_a_frozen_state_folder(node: ScratchNode, disk: Path) -> None:
     node.kill()
     freeze(disk)
@@ -356,6 +357,7 @@ def mounts_again(volumes: FlexCaller, volume: FlexVolume) -> bool:
     return False
 
 
+@pytest.mark.whole
 @pytest.mark.programs("e2fsck")
 def test_a_pods_volume_goes_while_the_disk_of_its_records_is_frozen_and_they_go_when_it_answers(
     node: ScratchNode, disk: Path, volumes: FlexCaller
@@ -388,6 +390,7 @@ def test_a_mount_fails_and_leaves_nothing_while_the_disk_of_the_records_is_froze
     until(lambda: volume_records(node) == [])
 
 
+@pytest.mark.whole
 def test_the_first_mount_with_a_secret_fails_while_the_disk_of_the_records_is_frozen(
     node: ScratchNode, disk: Path, volumes: FlexCaller
 ) -> None:

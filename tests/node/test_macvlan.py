@@ -151,6 +151,7 @@ def test_del_without_a_namespace_releases_the_addresses(scratch: ScratchCni, mac
     assert held(scratch) == []
 
 
+@pytest.mark.whole
 def test_ipv6_addresses_are_asked_about_on_the_wire(scratch: ScratchCni, macvlan: Macvlan) -> None:
     static = {"type": "static", "addresses": [{"address": "fd00:88::5/64"}]}
     scratch.add(macvlan, network(ipam=static), "c1", scratch.container())

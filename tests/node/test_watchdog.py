@@ -78,6 +78,7 @@ def test_signs_of_life_come_while_a_plugin_hangs(node: ScratchNode, systemd: soc
         until_sign(systemd)
 
 
+@pytest.mark.whole
 def test_a_frozen_daemon_gives_no_sign_of_life_until_it_goes_on(node: ScratchNode, systemd: socket.socket) -> None:
     until_sign(systemd)
     os.kill(node.pid, signal.SIGSTOP)

@@ -16,7 +16,7 @@ from nodeplug_gpu.kernel import hook, spec
 from nodeplug_gpu.kernel.door import Door
 
 
-@pytest.mark.parametrize(("wanted", "status"), [("kernel", 1), ("auto", 0)])
+@pytest.mark.parametrize(("wanted", "status"), [pytest.param("kernel", 1, marks=pytest.mark.whole), ("auto", 0)])
 def test_without_the_daemon_a_container_starts_only_if_its_limit_is_not_required(
     node: Node, wanted: str, status: int
 ) -> None:
@@ -28,7 +28,7 @@ def test_without_the_daemon_a_container_starts_only_if_its_limit_is_not_required
     assert "nodeplug does not run on this node" in done.stderr
 
 
-@pytest.mark.parametrize(("wanted", "status"), [("kernel", 1), ("auto", 0)])
+@pytest.mark.parametrize(("wanted", "status"), [("kernel", 1), pytest.param("auto", 0, marks=pytest.mark.whole)])
 def test_a_daemon_that_takes_no_more_connections_does_not_keep_a_container_waiting(
     node: Node, wanted: str, status: int
 ) -> None:

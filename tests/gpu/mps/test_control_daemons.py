@@ -270,6 +270,7 @@ def test_a_socket_without_an_answer_is_not_enough(daemons: Callable[[], MpsDaemo
     until(lambda: not one.reason(CARD.uuid))
 
 
+@pytest.mark.whole
 def test_a_daemon_that_stops_answering_is_told_and_not_ended(
     daemons: Callable[[], MpsDaemons], driver_root: Path, short_path: Path
 ) -> None:

@@ -302,6 +302,7 @@ def is_unhealthy(plugin: Dhcp) -> bool:
     return False
 
 
+@pytest.mark.whole
 def test_status_says_that_leases_are_not_prolonged(scratch: ScratchCni, plugin: Dhcp, place: Place, pod: Pod) -> None:
     netns = pod()
     with serving(place, BY_ALL) as server:

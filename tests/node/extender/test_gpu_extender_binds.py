@@ -157,6 +157,7 @@ def test_a_binding_that_the_server_refuses_takes_nothing_and_says_why(
     assert fits(scheduler, wanting("two", 6))
 
 
+@pytest.mark.whole
 def test_while_nobody_knows_whether_a_pod_is_bound_its_units_are_taken(
     api: ActedApi, scheduler: Scheduler, daemon: ScratchNode
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_certificate_that_is_renewed_serves_new_connections(make_node: Make, f
     assert node.status()["ready"]
 
 
+@pytest.mark.whole
 def test_a_certificate_that_cannot_be_used_does_not_take_the_place_of_the_former(make_node: Make, files: Path) -> None:
     node = make_node(keys=keys(files))
     before = serial(node, files)

@@ -142,7 +142,8 @@ def test_an_add_after_such_a_del_keeps_its_new_record(node: Any, disk: Any) -> N
     assert (node.notes() / "deleted").read_text() == "kept done\nkept done\n"
 
 
-@pytest.mark.parametrize("state", ["read-only", pytest.param("full", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("state", ["read-only", "full"])
 def test_a_state_folder_that_cannot_be_written_is_a_reason_of_the_daemon(node: Any, disk: Any, state: str) -> None:
     if state == "full":
         fill(node.scratch.paths.state)
@@ -187,6 +188,7 @@ def test_a_pod_ends_while_its_state_folder_cannot_be_written(pod: Any, disk: Any
     assert node.scratch.status()["volumes"] == []
 
 
+@pytest.mark.whole
 def test_the_records_of_a_pod_that_ended_on_a_read_only_disk_go_when_it_is_writable(pod: Any, disk: Any) -> None:
     node, target = pod
     records = node.scratch.paths.journal / "flexvolume"

@@ -63,6 +63,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
     until(lambda: not hanging.hangs)  # a signal is sent and not waited for, and its sender is no parent
 
 
+@pytest.mark.whole
 def test_the_daemon_serves_while_a_compiler_hangs(hanging: Hanging, tmp_path: Path) -> None:
     node = ScratchNode(
         tmp_path / "node", PLUGINS, supervisor='listen = ""\ninstall = true', env={"CC": str(hanging.path)}, fork=True

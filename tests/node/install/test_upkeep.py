@@ -253,6 +253,7 @@ def daemon(tmp_path: Path) -> Iterator[ScratchNode]:
     node.stop()
 
 
+@pytest.mark.whole
 def test_a_running_daemon_mends_what_was_ours_and_is_not_ready_for_what_is_foreign(daemon: ScratchNode) -> None:
     bridge, loopback = (daemon.paths.cni_bin / f"nodeplug-{name}" for name in ("bridge", "loopback"))
     bridge.unlink()

@@ -95,6 +95,7 @@ def test_who_asks_the_container_itself_keeps_its_address(lab: Lab) -> None:
     assert lab.ask(lab.outside, 80, str(address)) == "c1 192.0.2.2"
 
 
+@pytest.mark.whole
 def test_without_snat_the_host_does_not_cross_from_localhost(lab: Lab) -> None:
     lab.add("c1", mapping(8080), snat=False)
     lab.serve("c1")

@@ -260,6 +260,7 @@ def start_container(area: Path) -> Iterator[Callable[[Path, str], Callable[[], s
         child.communicate()
 
 
+@pytest.mark.whole
 @pytest.mark.programs("mount")
 def test_a_container_that_asks_for_propagation_has_its_files_again_and_another_one_is_told_about(
     start_container: Any, make_node: Any, make_plugin: Any, bindfs: dict[str, Any]
@@ -443,6 +444,7 @@ def away(make_node: Any, make_plugin: Any, fragile: dict[str, Any], source: Path
     return node, plugin
 
 
+@pytest.mark.whole
 def test_a_pod_that_comes_during_an_outage_waits_and_the_one_that_was_there_has_its_files_again(
     away: tuple[Any, Fuse], source: Path, area: Path
 ) -> None:

@@ -218,6 +218,7 @@ def short_of_memory(own: OwnCgroups) -> Iterator[None]:
         limit.write_text("max" if own.is_unified("memory") else "-1")
 
 
+@pytest.mark.whole
 def test_a_program_starts_again_beside_a_cgroup_that_cannot_be_removed(
     own: OwnCgroups, make_node: Any, make_plugin: Any, source: Path
 ) -> None:
