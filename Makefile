@@ -14,7 +14,7 @@ MUTANTS ?=
 WHEELS ?=
 PROOF ?=
 # Half of what tests take is waiting for each other's processes.
-WORKERS ?= $(shell expr 3 \* $$(nproc))
+WORKERS ?= $(shell expr $$(nproc) + 4)
 PYTEST = $(RUN)/pytest -n $(WORKERS) --dist loadgroup --durations 10
 
 .PHONY: mutants prebuilt wheels always can-demo docs help demo test test-all quick whole soak matrix lint unit node gpu gpu-proof real kubelet consumers image python emulated meta proto bench setup clean
