@@ -1,11 +1,12 @@
 """A call of the stand-in whose plugin goes away under it ends as kubelet's does."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from nodeplug.testing import AdmissionError
-from nodeplug.testing.kubelet.endpoint import as_rejection
+from nodeplug.testing.kubelet.endpoint import Endpoint, as_rejection
 
 
 async def _call(waiting: asyncio.Event, answer: "asyncio.Future[None]") -> None:
@@ -32,5 +33,18 @@ def test_a_caller_who_is_cancelled_stays_cancelled() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+    asyncio.run(story())
+
+
+def test_who_closes_a_connection_and_is_cancelled_meanwhile_stays_cancelled(tmp_path: Path) -> None:
+    async def story() -> None:
+        endpoint = Endpoint("example.com/a", tmp_path / "a.sock", lambda *_: None, lambda *_: None)
+        endpoint.listen()
+        closing = asyncio.create_task(endpoint.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
 
     asyncio.run(story())

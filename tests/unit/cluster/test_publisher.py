@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -73,8 +73,7 @@ class Node:
                 assert not task.done()
             finally:
                 task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+                await asyncio.wait([task])
 
     def label(self, name: str = "a") -> str | None:
         return self.api.labels.get(f"example.com/{name}")

@@ -7,7 +7,7 @@ Refuses: redialling: a stream that ended stays ended (kubernetes#131013).
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -101,11 +101,12 @@ class Endpoint:
     async def close(self) -> None:
         """End the stream and the connection."""
         self.stopped = True
-        if self._watch is not None:
-            self._watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watch
-        await self._channel.close()
+        try:
+            if self._watch is not None:
+                self._watch.cancel()
+                await asyncio.wait([self._watch])  # awaiting it would take a cancellation of the caller for its own
+        finally:
+            await self._channel.close()
 
 
 @dataclass(slots=True)
