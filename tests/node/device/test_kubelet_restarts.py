@@ -16,7 +16,7 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.testing import AdmissionError, Kubelet
 from nodeplug.testing.kubelet import Timeouts
-from nodeplug.testing.kubelet.folder import Wipe
+from nodeplug.testing.kubelet.folder import Folders, Wipe
 from nodeplug.testing.kubelet.recording import RecordingPlugin
 
 pytestmark = pytest.mark.unprivileged
@@ -311,3 +311,14 @@ def test_kubelet_that_knows_no_pods_yet_frees_nothing(root: Path, run: Run) -> N
 def test_timeouts_are_scaled_together() -> None:
     scaled = Timeouts().scaled(0.01)
     assert (scaled.dial, scaled.grace, scaled.prestart, scaled.info) == (0.1, 3.0, 0.3, 0.01)
+
+
+def test_start_skips_files_that_their_owner_removes_meanwhile(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = Folders(root)
+    folders.make()
+    (folders.device_plugins / "file").touch()
+    present = [folders.device_plugins / "gone", folders.device_plugins / "file"]
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(present))
+    folders.clean("files")
+    monkeypatch.undo()
+    assert {path.name for path in folders.device_plugins.iterdir()} == {"DEPRECATION"}

@@ -54,7 +54,7 @@ class Folders:
             if path.is_dir() or path.name == CHECKPOINT:
                 continue
             if wipe == "files" or path == self.socket or (wipe == "sockets" and path.is_socket()):
-                path.unlink()
+                path.unlink(missing_ok=True)  # as os.RemoveAll, which kubelet calls: its owner may remove it meanwhile
         (self.device_plugins / "DEPRECATION").touch()  # kubelet's hint at the plugin watcher
 
     def leave_dead_socket(self) -> None:
