@@ -161,6 +161,7 @@ def hurt(machine: Machine) -> Iterator[Callable[[dict[str, Any]], None]]:
     machine.until(lambda told: {card["state"] for card in told["cards"]} == {"healthy"})
 
 
+@pytest.mark.whole
 def test_the_chart_tells_cards_shares_and_pods(machine: Machine) -> None:
     card = shared_card(machine.ask())
     assert machine.run().split("\n\n")[1 + card["index"]] == (

@@ -239,6 +239,7 @@ def test_processes_that_end_are_gone_with_the_next_poll(nvml: Any, watch: Watch)
     watched.until(lambda snapshot: not snapshot.processes)
 
 
+@pytest.mark.whole
 def test_sixty_four_cards_with_instances_and_processes_are_one_poll(nvml: Any, watch: Watch) -> None:
     for _ in range(62):
         nvml.add_card()

@@ -55,6 +55,7 @@ def test_what_the_chart_gives_nodes_that_publish_is_what_nodeplug_prints(generat
     assert json.loads((CHART / "files" / "cluster.json").read_text()) == generator.cluster_objects()
 
 
+@pytest.mark.whole
 def test_what_the_chart_gives_those_that_serve_claims_is_what_nodeplug_prints(generator: ModuleType) -> None:
     assert json.loads((CHART / "files" / "dra.json").read_text()) == generator.dra_objects()
 

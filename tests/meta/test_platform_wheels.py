@@ -43,6 +43,7 @@ def test_a_program_is_the_same_wherever_it_is_compiled(machine: str, style: str,
     )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_wheel_of_a_machine_holds_its_programs_and_says_where_it_fits(machine: str, tmp_path: Path) -> None:
     needs_compiler_of(machine)

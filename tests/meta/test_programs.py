@@ -49,6 +49,7 @@ def outcomes(said: str) -> dict[str, str]:
     return dict(re.findall(r"::test_(\w+) (PASSED|SKIPPED|FAILED|ERROR)", said))
 
 
+@pytest.mark.whole
 def test_a_test_fails_that_executes_what_it_has_not_declared(tmp_path: Path) -> None:
     said = play(tmp_path)
     assert outcomes(said) == {
@@ -63,6 +64,7 @@ def test_a_test_fails_that_executes_what_it_has_not_declared(tmp_path: Path) -> 
     assert "declares_nothing executes /usr/bin/findmnt, which neither it nor a fixture of it declares" in said
 
 
+@pytest.mark.whole
 def test_a_test_is_skipped_without_what_it_declares(tmp_path: Path) -> None:
     said = play(tmp_path, "--without", "findmnt")
     skipped = [name for name, outcome in outcomes(said).items() if outcome == "SKIPPED"]

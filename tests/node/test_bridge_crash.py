@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.attachment import Attachment
@@ -70,6 +72,7 @@ def test_del_answers_when_the_link_is_gone_and_not_before(
     assert look(netns).links == {"lo"}
 
 
+@pytest.mark.whole
 def test_many_containers_at_once_neither_collide_nor_leave_anything(
     scratch: ScratchCni, bridge: Bridge, config: Make, look: Look
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_command_that_a_distribution_brings_is_run_and_listed(site: Site) -> N
     assert "Count the cards." in site.run("--help").stdout
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "text",
     divided(["raise SystemExit(3)", "import missing_card_library", "app = 5", ""], {"import missing_card_library"}),
@@ -80,6 +81,7 @@ def test_a_name_that_two_distributions_bring_is_listed_once(site: Site) -> None:
     assert site.run("--help").stdout.count("Count the cards.") == 1
 
 
+@pytest.mark.whole
 def test_what_the_kernel_refuses_is_one_sentence() -> None:
     need("setpriv")
     drop = ["setpriv", "--bounding-set=-net_admin"] if os.geteuid() == 0 else []

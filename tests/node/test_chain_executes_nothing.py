@@ -32,6 +32,7 @@ def node() -> Iterator[ScratchNode]:
         yield made
 
 
+@pytest.mark.whole
 def test_a_container_of_the_whole_chain_is_attached_checked_and_ended_without_a_program(
     node: ScratchNode, short_path: Path
 ) -> None:

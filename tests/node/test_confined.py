@@ -20,6 +20,7 @@ groups = [{{ count = 2, nodes = [{{ path = "/dev/null" }}] }}]
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("isolation", divided(["thread", "process"], {"thread"}))
 def test_devices_are_served_and_no_socket_is_anybody_elses(short_path: Path, isolation: Any) -> None:
     within = [sys.executable, confined.__file__]

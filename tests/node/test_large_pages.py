@@ -62,6 +62,7 @@ def test_objects_that_live_long_are_in_large_pages() -> None:
     assert int(output_of(OBJECTS_IN_LARGE_PAGES)) >= 2048
 
 
+@pytest.mark.whole
 @pytest.mark.unprivileged
 def test_threads_go_on_making_tuples_while_objects_are_counted() -> None:
     """A list of all objects has the tuples that others are about to fill; whoever holds it breaks them."""

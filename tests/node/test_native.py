@@ -195,6 +195,7 @@ def test_folder_that_no_first_line_can_name_has_scripts(tmp_path: Path) -> None:
     assert "blanks or is too long" in done.stderr
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("has_compiler")
 def test_nothing_is_compiled_twice(node: ScratchNode, tmp_path: Path) -> None:
     node.run("install")

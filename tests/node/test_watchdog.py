@@ -73,6 +73,7 @@ def drain(systemd: socket.socket) -> None:
         systemd.settimeout(30)
 
 
+@pytest.mark.whole
 def test_signs_of_life_come_while_a_plugin_hangs(node: ScratchNode, systemd: socket.socket) -> None:
     for _ in range(5):
         until_sign(systemd)

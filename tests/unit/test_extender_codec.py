@@ -47,6 +47,7 @@ bodies = (
 )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", VERBS)
 @given(found=bodies)
 def test_any_body_is_a_request_or_an_error_of_the_tree(name: str, found: bytes) -> None:

@@ -32,6 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> int:
     return 40
 
 
+@pytest.mark.whole
 def test_a_card_that_comes_while_units_are_held_leaves_out_free_units_alone(
     make_node: Make, card: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

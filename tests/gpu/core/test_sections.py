@@ -156,6 +156,7 @@ def test_a_section_that_is_renamed_goes_on_at_once(node: ScratchNode, kubelet: B
     assert not list((node.paths.journal / "gpu").glob("*.json"))
 
 
+@pytest.mark.whole
 def test_two_sections_of_an_older_version_become_one_and_nothing_is_given_twice(
     node: ScratchNode, kubelet: BlockingKubelet
 ) -> None:

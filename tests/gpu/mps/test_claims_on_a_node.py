@@ -82,6 +82,7 @@ def claimed(short_path: Path, driver_root: Path) -> Iterator[Claimed]:
     folders.unmount_below(short_path)
 
 
+@pytest.mark.whole
 def test_claims_have_limits_names_and_figures_of_their_own_and_end(claimed: Claimed) -> None:
     got = claimed.run("five", "5Gi", main=("five",), side=("five",))
     for container in ("main", "side"):

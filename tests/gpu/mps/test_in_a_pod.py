@@ -77,6 +77,7 @@ def pod(run_folder: Path, driver_root: Path) -> Iterator[Callable[..., str]]:
         process.communicate()
 
 
+@pytest.mark.whole
 def test_the_node_sees_what_is_mounted_in_a_pod_with_a_shared_run_folder(
     pod: Callable[..., str], run_folder: Path
 ) -> None:

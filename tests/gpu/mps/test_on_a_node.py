@@ -59,6 +59,7 @@ def run(story: Callable[[Kubelet], Coroutine[Any, Any, None]], node: ScratchNode
     asyncio.run(bounded())
 
 
+@pytest.mark.whole
 def test_pods_share_memory_that_outlives_a_killed_nodeplug(node: ScratchNode) -> None:
     async def story(kubelet: Kubelet) -> None:
         (await shm_of(kubelet, "first") / "of-the-first").touch()
@@ -74,6 +75,7 @@ def test_pods_share_memory_that_outlives_a_killed_nodeplug(node: ScratchNode) ->
     run(story, node)
 
 
+@pytest.mark.whole
 def test_nothing_stays_mounted_when_mps_is_switched_off(node: ScratchNode, driver_root: Path) -> None:
     async def story(kubelet: Kubelet) -> None:
         assert mounted(node) == ["log", "shm"]

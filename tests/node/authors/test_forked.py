@@ -246,6 +246,7 @@ def test_a_command_is_told_with_its_status_and_both_streams(tmp_path: Path) -> N
     assert "nodeplug.toml" in done.stderr
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("own", [True, False])
 def test_a_command_is_executed_where_a_process_that_forks_would_serve_it_alone(own: bool, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()

@@ -146,6 +146,7 @@ def test_a_resource_that_never_comes_is_told_with_what_is_there(run: Run) -> Non
     assert "example.com/fuse: 16" in done.stdout
 
 
+@pytest.mark.whole
 def test_a_pytest_that_uses_no_fixture_imports_nothing_of_nodeplug(run: Run) -> None:
     done = run(
         """
@@ -244,6 +245,7 @@ def test_it(kubelet, scratch_node):
     assert "1 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.whole
 def test_a_word_that_is_no_way_ends_the_run_with_a_sentence(where: Run, tmp_path: Path) -> None:
     ini(tmp_path, 'nodeplug_isolation = "fork"')
     done = where(WHERE_TEST)

@@ -265,6 +265,7 @@ def test_no_container_asks_for_what_is_only_counted(tried: Try) -> None:
     assert "count   aliyun.com/gpu-count is only counted: no container asks for it" in done.stdout.splitlines()
 
 
+@pytest.mark.whole
 def test_half_of_what_has_parts_is_claimed_and_what_is_lost_is_told(tried: Try, tmp_path: Path) -> None:
     (tmp_path / "card.py").write_text(CARD)
     done = tried('[plugins.card]\nuses = "card:Card"\nserve = "dra"\n')

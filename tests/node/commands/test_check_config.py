@@ -21,6 +21,7 @@ def test_effective_configuration_is_a_configuration_itself(node: Any) -> None:
     assert node.run("check-config").stdout == first
 
 
+@pytest.mark.whole
 def test_effective_configuration_as_json(node: Any) -> None:
     answer = node.json("check-config")
     assert answer["problems"] == []
@@ -82,6 +83,7 @@ def test_effective_configuration_ends_with_what_it_enables(node: Any) -> None:
     assert done.stdout.splitlines()[-1] == "# ok: 1 plugin, 1 resource"
 
 
+@pytest.mark.whole
 def test_effective_configuration_has_values_as_people_write_them_and_no_long_line(node: Any) -> None:
     cards = "\n".join("[[plugins.gpu.config.simulated]]" for _ in range(40))
     node.configure(

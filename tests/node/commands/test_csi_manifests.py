@@ -109,6 +109,7 @@ def test_each_driver_has_a_csidriver_as_its_claim_says(node: Any) -> None:
     assert not store["attachRequired"]
 
 
+@pytest.mark.whole
 def test_only_a_driver_that_creates_volumes_has_a_class(node: Any) -> None:
     classes = [one for one in written(node).values() if one["kind"] == "StorageClass"]
     (made,) = classes
@@ -128,6 +129,7 @@ def test_a_class_can_have_another_name(node: Any) -> None:
     assert "for one driver that creates volumes, and none does" in refused.stderr
 
 
+@pytest.mark.whole
 def test_whoever_creates_volumes_has_rights_in_a_namespace_of_choice(node: Any) -> None:
     found = written(node, "--namespace", "storage")
     assert {"Namespace storage", "ServiceAccount nodeplug-provisioner"} < {*found}

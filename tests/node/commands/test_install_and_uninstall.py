@@ -80,6 +80,7 @@ def test_install_with_a_plugin_that_cannot_be_loaded_installs_nothing(node: Any)
     assert not (node.root / "opt").exists()
 
 
+@pytest.mark.whole
 def test_conflist_is_installed_under_its_own_name(node: Any) -> None:
     node.configure(CNI_AND_VOLUME)
     conflist = node.root / "10-pods.conflist"

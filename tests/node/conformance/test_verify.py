@@ -211,6 +211,7 @@ def test_the_addresses_of_the_machine_are_out_of_reach(tmp_path: Path) -> None:
     assert sorted(machine.rglob("*")) == before
 
 
+@pytest.mark.whole
 def test_the_options_of_a_volume_come_from_the_command_line(judge: Judge) -> None:
     done = judge("tmpfs", "--options", '{"size": "1Ki"}', "--rule", "mount-succeeds")
     assert done.returncode == 1

@@ -98,6 +98,7 @@ def a_fifo(held: Held) -> None:
     os.mkfifo(held.note)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "change",
     divided([another_comment, another_drop_in, another_boot, half, a_fifo], {another_comment, another_boot}),
@@ -114,6 +115,7 @@ def test_kubelet_hears_nothing_before_a_configuration_that_has_changed_is_read(
     held.kubelet.until_allocatable(THING, 2)
 
 
+@pytest.mark.whole
 def test_a_daemon_that_does_not_come_up_offers_its_devices_once(held: Held) -> None:
     held.begin()
     held.crash()

@@ -137,6 +137,7 @@ async def live(root: Path, life: list[tuple[str, int, int]], *, old_style: bool,
             await plugin.stop()
 
 
+@pytest.mark.whole
 @settings(max_examples=80)
 @given(life=steps, old_style=st.booleans(), seed=st.integers(0, 9))
 def test_books_are_in_order_in_every_life(life: list[tuple[str, int, int]], *, old_style: bool, seed: int) -> None:

@@ -114,6 +114,7 @@ def test_register_before_serving_fails_after_the_dial_timeout(root: Path, run: R
     run(story())
 
 
+@pytest.mark.whole
 def test_list_over_four_mebibytes_ends_the_stream_when_devices_turn_unhealthy(root: Path, run: Run) -> None:
     async def story() -> None:
         async with Kubelet(root) as kubelet:

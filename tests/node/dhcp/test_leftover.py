@@ -74,6 +74,7 @@ def test_a_lease_whose_namespace_is_gone_is_shown_with_the_reason_and_freed(
     assert (gc(scratch, lease), lease.exists()) == ([], False)
 
 
+@pytest.mark.whole
 def test_a_lease_of_which_nothing_else_is_known_stays_until_an_administrator_asks(
     scratch: ScratchCni, lease: Path
 ) -> None:

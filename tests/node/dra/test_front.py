@@ -129,6 +129,7 @@ def test_a_daemon_that_starts_again_writes_nothing_that_is_there(start: Start) -
     assert served.api.slices() == [before]
 
 
+@pytest.mark.whole
 def test_a_section_that_is_gone_keeps_its_driver_until_the_last_claim_has_ended(start: Start) -> None:
     served = start().ready()
     served.admit("one", "4Gi")

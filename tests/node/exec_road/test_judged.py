@@ -62,6 +62,7 @@ for one in judged(Attachments(Path("/none")), [Path(sys.argv[1])], lambda _: Tru
 """
 
 
+@pytest.mark.whole
 @pytest.mark.programs("unshare")
 def test_where_no_namespace_is_seen_none_is_gone(tmp_path: Path, make_netns: Callable[[str], Path]) -> None:
     """The folder may be another than the runtime's, for a daemon in a container of its own."""

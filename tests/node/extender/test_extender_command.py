@@ -60,6 +60,7 @@ def followed(folder: Path) -> bool:
     return bool(found["listens"] and found["cluster"]["nodes"] and found["cluster"]["pods_bound"] is not None)
 
 
+@pytest.mark.whole
 def test_one_command_places_and_binds_pods(api: ActedApi, running: Path) -> None:
     told = status(running)
     assert (told["ready"], told["reasons"]) == (True, {})

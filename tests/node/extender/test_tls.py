@@ -58,6 +58,7 @@ def serial(node: ScratchNode, files: Path) -> object:
         return (encrypted.getpeercert() or {})["serialNumber"]
 
 
+@pytest.mark.whole
 def test_a_certificate_that_is_renewed_serves_new_connections(make_node: Make, files: Path) -> None:
     node = make_node(keys=keys(files))
     assert address(node).startswith("https://")

@@ -34,6 +34,7 @@ def node(daemon: Any) -> Iterator[Any]:
     assert daemon.cni(claim="other").status == 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "fault", divided(["huge", "huge_lines", "huge_refusal", "huge_cause", "huge_log", "deep"], {"huge", "deep"})
 )

@@ -90,6 +90,7 @@ def volumes(node: ScratchNode, tmp_path: Path) -> Volumes:
     return Volumes(node, tmp_path)
 
 
+@pytest.mark.whole
 def test_one_daemon_follows_another_again_and_again(node: ScratchNode) -> None:
     pids = [replace(node) for _ in range(2)]
     assert len(set(pids)) == 2
@@ -199,6 +200,7 @@ def owner(node: ScratchNode) -> set[str]:
     return {str(row["process"]["pid"] if row["process"] else serving(node))}
 
 
+@pytest.mark.whole
 def test_a_successor_that_cannot_load_what_runs_leaves_the_one_before_in_its_place(
     node: ScratchNode, tmp_path: Path
 ) -> None:

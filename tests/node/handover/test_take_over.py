@@ -158,6 +158,7 @@ def test_a_daemon_that_dies_while_it_asks_leaves_the_node_to_the_other(
     served_by(node, first)
 
 
+@pytest.mark.whole
 @pytest.mark.node
 @pytest.mark.programs("unshare")
 def test_a_probe_tells_whether_the_daemon_is_in_its_own_container(node: ScratchNode, start: Start) -> None:

@@ -29,6 +29,7 @@ def test_a_pod_that_cannot_be_read_fails_in_time_with_code_11(pods: Pods, pod: S
     pods.nothing_left(pod)
 
 
+@pytest.mark.whole
 def test_a_daemon_that_starts_without_an_api_server_knows_the_networks_of_before(pods: Pods, pod: Sandbox) -> None:
     pods.api.definition("blue", bridge("blue", "10.81.0.0/24"))
     pods.knows("blue")

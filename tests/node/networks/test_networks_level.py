@@ -135,6 +135,7 @@ def test_a_later_daemon_restores_what_somebody_removes_of_a_further_network(stac
         one.runtime.check("c1")
 
 
+@pytest.mark.whole
 def test_a_later_daemon_tells_what_a_further_interface_of_a_pod_lost(stack: ExitStack, short_path: Path) -> None:
     one = place(stack, short_path)
     one.attach()

@@ -152,6 +152,7 @@ def test_nobody_gets_a_reserved_port_meanwhile(
     assert free(host)  # the end of the container is known to whoever serves now
 
 
+@pytest.mark.whole
 def test_ports_are_free_once_the_section_is_gone(node: ScratchNode, host: Sandbox, pod: Callable[[], None]) -> None:
     assert not free(host)
     node.configure("[plugins.bridge]\n")

@@ -174,6 +174,7 @@ def test_tasks_are_counted_by_section_and_without_a_user_of_its_own(user: str, p
     until(lambda: pids.workers() == [])
 
 
+@pytest.mark.whole
 def test_children_end_with_their_worker_and_a_session_of_its_own_does_not(pids: OwnCgroups, play: Play) -> None:
     kept: list[int] = []
 

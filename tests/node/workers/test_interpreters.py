@@ -331,6 +331,7 @@ def test_a_python_of_another_wire_is_not_asked_to_load_however_late_its_hello_is
     play(story)
 
 
+@pytest.mark.whole
 def test_a_python_that_says_nothing_is_ended_when_its_time_is_over(env: Path, python: str, play: Play) -> None:
     (env / "bin" / "python").unlink()
     program(env / "bin" / "python", "#!/bin/sh\nexec sleep 600\n")
@@ -387,6 +388,7 @@ def test_a_python_that_goes_while_its_plugin_serves_is_no_matter_until_the_proce
 # --- as another user ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.node
 @pytest.mark.usefixtures("of_others")
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_a_stopped_process_with_the_daemons_own_rights_ends_with_a_daemon_that_i
     until(lambda: not Path(f"/proc/{first}").exists())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("node", [False], indirect=True)
 def test_a_process_has_no_descriptor_of_the_daemon_and_neither_its_event_loop_nor_grpc(node: ScratchNode) -> None:
     node.start()

@@ -151,6 +151,7 @@ def test_nothing_of_the_environment_of_a_plugin_runs_with_the_rights_of_the_daem
     play(story)
 
 
+@pytest.mark.whole
 def test_a_user_has_no_more_tasks_than_a_section_says(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         limited = guests.section(user=4321, group=1234, tasks=30, at="health", how="starts threads")
@@ -264,6 +265,7 @@ def test_no_process_of_another_user_outlives_a_daemon_that_is_killed(node: Scrat
     until(lambda: not Path(f"/proc/{first}").exists())
 
 
+@pytest.mark.whole
 def test_folders_belong_to_the_user_of_a_section_and_to_root_again_without_one(node: ScratchNode) -> None:
     node.start()
     for folder in folders(node):
@@ -375,6 +377,7 @@ def test_one_user_can_be_named_for_all_plugins_that_name_none(short_path: Path) 
         node.kill()
 
 
+@pytest.mark.whole
 def test_folders_of_a_plugin_in_a_thread_stay_those_of_the_daemon(unasked: ScratchNode) -> None:
     unasked.configure(SECTION.replace('"process"', '"thread"'))
     unasked.start()
@@ -431,6 +434,7 @@ def test_status_and_check_config_say_who_runs_as_root(node: ScratchNode) -> None
     assert "; runs as root: guest" in node.run("check-config").stdout
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("line", "said"),
     [
