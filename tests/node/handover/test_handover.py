@@ -4,26 +4,24 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from tests.node.handover.replaced import SECTION, beside, replace, serving, zombie
 
 from nodeplug.testing import BlockingKubelet, ScratchNode
 from nodeplug.testing.waiting import until
 
 RESOURCE = "example.com/thing"
-SECTION = '[plugins.guest]\nuses = "handover_guest:Guest"\nisolation = "{}"\nconfig = {{ folder = "{}" }}\n'
 ENTRYPOINT = Path(__file__).parents[3] / "bin" / "nodeplug-flex"
-T = TypeVar("T")
 pytestmark = pytest.mark.unprivileged
 
 
@@ -36,34 +34,6 @@ def node(short_path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> It
     with suppress(Exception):
         os.kill(serving(one), signal.SIGKILL)
     one.kill()
-
-
-def serving(node: ScratchNode) -> int:
-    return int(node.status()["pid"])
-
-
-def replace(node: ScratchNode) -> int:
-    before = serving(node)
-    done = node.run("replace", "--json")
-    assert done.returncode == 0, done.stderr + node.log
-    told = json.loads(done.stdout)
-    assert told["pid"] == before
-    assert told["successor"] == serving(node) != before
-    until(lambda: not Path(f"/proc/{before}/exe").exists() or zombie(before))
-    return int(told["successor"])
-
-
-def zombie(pid: int) -> bool:
-    with suppress(OSError):
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    return True
-
-
-@contextmanager
-def beside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
-    """Begin work in a thread; what is yielded waits for its answer."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(work).result
 
 
 class Volumes:
@@ -336,93 +306,6 @@ def test_a_call_that_does_not_end_keeps_the_daemon_and_others_are_served(
         assert serving(node) == before
         (tmp_path / "hold attach").unlink()
         assert attached()["status"] == "Success"
-
-
-def test_systemd_is_told_which_process_is_the_main_one(short_path: Path, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(30)
-        environment = {"PYTHONPATH": str(Path(__file__).parent), "NOTIFY_SOCKET": str(tmp_path / "notify")}
-        node = ScratchNode(short_path, SECTION.format("thread", tmp_path), env=environment, fork=True)
-        node.start()
-        try:
-            assert systemd.recv(4096) == b"READY=1"
-            successor = replace(node)
-            assert systemd.recv(4096) == f"MAINPID={successor}".encode()
-            assert systemd.recv(4096) == b"READY=1"
-        finally:
-            with suppress(Exception):
-                os.kill(serving(node), signal.SIGKILL)
-            node.kill()
-
-
-@pytest.mark.whole
-def test_systemd_is_told_of_the_main_process_again_if_its_queue_is_full(short_path: Path, tmp_path: Path) -> None:
-    """It would take the end of the process that it knows for the end of the service, and end the successor."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(30)
-        environment = {"PYTHONPATH": str(Path(__file__).parent), "NOTIFY_SOCKET": str(tmp_path / "notify")}
-        node = ScratchNode(short_path, SECTION.format("thread", tmp_path), env=environment, fork=True)
-        node.start()
-        try:
-            assert systemd.recv(4096) == b"READY=1"
-            fill(tmp_path / "notify")
-            with beside(lambda: node.run("replace")) as asked:
-                until(lambda: "has taken over" in node.log or "systemd takes no message" in node.log)
-                said = [systemd.recv(4096)]
-                while not said[-1].startswith(b"MAINPID="):
-                    said.append(systemd.recv(4096))
-                assert asked().returncode == 0
-            assert said[-1] == f"MAINPID={serving(node)}".encode()
-        finally:
-            with suppress(Exception):
-                os.kill(serving(node), signal.SIGKILL)
-            node.kill()
-
-
-def fill(path: Path) -> None:
-    """Send to a socket until its queue is full."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender, suppress(BlockingIOError):
-        while True:
-            sender.sendto(b"X", str(path))
-
-
-@pytest.mark.whole
-def test_the_watchdog_is_fed_until_the_next_daemon_serves(short_path: Path, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        systemd.bind(str(tmp_path / "notify"))
-        environment = {"PYTHONPATH": str(Path(__file__).parent), "NOTIFY_SOCKET": str(tmp_path / "notify")}
-        section = SECTION.format("thread", tmp_path)
-        node = ScratchNode(short_path, section, env=environment | {"WATCHDOG_USEC": "1000000"}, fork=True)
-        node.start()
-        try:
-            before = serving(node)
-            (tmp_path / "hold start").touch()
-            with beside(lambda: node.run("replace")) as asked:
-                until((tmp_path / "in start").exists)
-                signs_of_life(systemd)
-                until(lambda: before in signs_of_life(systemd))
-                (tmp_path / "hold start").unlink()
-                assert asked().returncode == 0
-            successor = serving(node)
-            until(lambda: successor in signs_of_life(systemd))
-        finally:
-            with suppress(Exception):
-                os.kill(serving(node), signal.SIGKILL)
-            node.kill()
-
-
-def signs_of_life(systemd: socket.socket) -> set[int]:
-    """Read what has come, and return the process ids of those that said that they live."""
-    alive = set[int]()
-    with suppress(BlockingIOError):
-        while True:
-            data, more, _, _ = systemd.recvmsg(4096, 64, socket.MSG_DONTWAIT)
-            if data == b"WATCHDOG=1":
-                alive.add(struct.unpack("3i", more[0][2])[0])
-    return alive
 
 
 @pytest.mark.whole
