@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
+from _pytest.mark.expression import Expression
 
 SUITES: Mapping[str, str] = {
     "quick": "lint and types aside, what `make test` runs; every unmarked test",
@@ -23,10 +24,10 @@ _CONSUMERS = Path(__file__).parent / "real"
 
 
 def suite_of(item: pytest.Item) -> str:
-    """Return the suite of a test: `matrix` if any of its marks is that, else its nearest mark, else its folder's."""
+    """Return the suite of a test: `matrix` or `soak` if any mark says so, else its nearest mark, else its folder's."""
     marks = [mark.name for mark in item.iter_markers() if mark.name in SUITES]
     if marks:
-        return "matrix" if "matrix" in marks else marks[0]
+        return next((suite for suite in ("matrix", "soak") if suite in marks), marks[0])
     return "consumers" if "real" in Path(item.path).parts else "quick"
 
 
@@ -60,6 +61,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add to each test the mark of its suite, and take it out of the suites that its other marks name."""
+    chosen = Expression.compile(config.option.markexpr) if config.option.markexpr else None
+    left = []
     for item in items:
-        item.add_marker(suite_of(item))
+        suite = suite_of(item)
+        item.add_marker(suite)
+        names = {mark.name for mark in item.iter_markers()} - SUITES.keys() | {suite}
+        if chosen is not None and not chosen.evaluate(lambda name, /, names=names, **_: name in names):
+            left.append(item)
+    items[:] = [item for item in items if item not in set(left)]
+    config.hook.pytest_deselected(items=left)

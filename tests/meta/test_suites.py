@@ -1,6 +1,9 @@
 """Every test and every target of make is run by something, and the table in docs/contributing.md says by what."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,20 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE)
 ROWS = re.findall(r"^\| (`make .*?) \| (.*?) \| (.*?) \|$", (ROOT / "docs/contributing.md").read_text(), re.MULTILINE)
+
+
+MARKED = """
+import pytest
+pytestmark = pytest.mark.whole
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.matrix)])
+def of_a_fixture(request): ...
+def test_by_its_file(): ...
+@pytest.mark.soak
+def test_by_its_own(of_a_fixture): ...
+@pytest.mark.quick
+@pytest.mark.parametrize("value", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_by_a_parameter(value): ...
+"""
 
 
 def script(name: str) -> str:
@@ -52,3 +69,27 @@ def test_every_test_of_a_kind_of_link_is_in_what_the_emulated_kernel_runs() -> N
     ]
     assert using != []
     assert [path for path in using if not path.startswith(tuple(emulated.split()))] == []
+
+
+@pytest.mark.parametrize(
+    ("suite", "members"),
+    [
+        ("quick", {"by_a_parameter[1]"}),
+        ("whole", {"by_its_file"}),
+        ("soak", {"by_its_own[1]", "by_a_parameter[2]"}),
+        ("matrix", {"by_its_own[2]"}),
+    ],
+)
+def test_a_test_with_marks_of_several_suites_is_in_one(suite: str, members: set[str], tmp_path: Path) -> None:
+    (tmp_path / "test_marked.py").write_text(MARKED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    options = ("-p", "tests.suites", "--collect-only", "-q", "-m", suite, "-p", "no:cacheprovider", "-p", "no:nodeplug")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert set(re.findall(r"::test_(\S+)", done.stdout)) == members, done.stdout + done.stderr

@@ -47,7 +47,7 @@ def test_it_ends_well_as_an_ordinary_user(other_user: Any) -> None:
     assert "✓ nothing is left" in done.stdout
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_addresses_of_the_machine_s_own_networks_are_not_its_business(other_user: Any) -> None:
     """The pools of a node are root's, and `--root` does not move them."""
     if subprocess.run([*other_user.prefix, "unshare", "-Urnm", "true"], check=False).returncode:

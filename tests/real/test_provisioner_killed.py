@@ -313,7 +313,7 @@ def killer(killed: Cluster, proxy: ApiProxy) -> Killer:
     return Killer(killed, proxy)
 
 
-@pytest.mark.parametrize("what", divided(WORK, {"a claim gets a volume", "a volume is deleted"}, ()))
+@pytest.mark.parametrize("what", divided(WORK, {"a claim gets a volume"}, ()))
 def test_what_a_killed_daemon_has_begun_is_done_once_and_leaves_nothing(killer: Killer, what: str) -> None:
     for number in count():
         crash = struck(killer, what, number, "before")

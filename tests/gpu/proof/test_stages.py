@@ -118,7 +118,7 @@ def test_faults_of_mps_are_survived(prove: Prove, programs: Path) -> None:
     assert "the control daemon was started again" in result.seen
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 @pytest.mark.node
 def test_a_spec_is_complete_for_cuda(prove: Prove) -> None:
     result = applied(prove)

@@ -29,7 +29,7 @@ def types(other_user: Any, short_path: Path) -> Type:
     return run
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_a_new_device_plugin_passes_all_its_tests_without_root(types: Type) -> None:
     types("nodeplug", "new", "device", "mine")
     done = types("pytest", "-q", "-p", "no:cacheprovider", cwd="nodeplug-mine")

@@ -111,7 +111,7 @@ def test_a_python_that_cannot_make_environments_is_told(node: ScratchNode, acme_
     assert environments_of(node) == []
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_an_interrupted_add_leaves_nothing_that_counts(node: ScratchNode, acme_wheels: Path) -> None:
     slow = node.root / "slow"
     slow.write_text('#!/bin/sh\nmkdir "$3/bin"\nexec sleep 600\n')

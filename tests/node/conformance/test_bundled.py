@@ -48,8 +48,8 @@ PROGRAMS: Final = {
     "loopfile": [pytest.mark.programs("mkfs.ext4", "e2fsck", "resize2fs")],
     "image": [pytest.mark.programs(MAKER)],
 }
-WHOLE: Final = dict.fromkeys(("bridge", "hostdev", "tmpfs", "gpu-extender"), pytest.mark.whole)
-"""One plugin of each style; all others are in the suite soak."""
+WHOLE: Final = dict.fromkeys(("bridge", "tmpfs", "gpu-extender"), pytest.mark.whole)
+"""A plugin for networks, volumes and pods; all others, which cost more, are in the suite soak."""
 BUNDLED: Final = (
     "bridge",
     "ptp",
@@ -111,8 +111,10 @@ def asked(params: dict[str, Any]) -> dict[str, Any]:
     return {"plugin": params["plugin"], **DOCUMENTED.get(params["plugin"], {}), **NETWORKS.get(params["plugin"], {})}
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("threaded", ["loopback", "hostdev", "tmpfs", "gpu-extender"])
+@pytest.mark.parametrize(
+    "threaded",
+    divided(["loopback", "hostdev", "tmpfs", "gpu-extender"], whole={"loopback", "tmpfs", "gpu-extender"}),
+)
 def test_a_bundled_plugin_of_each_style_keeps_every_rule_as_a_thread(threaded: str, report: Report) -> None:
     assert report.plugin == threaded
     report.check()
@@ -130,7 +132,8 @@ def test_a_bundled_plugin_keeps_every_rule(plugin: str, report: Report) -> None:
     report.check()
 
 
-@pytest.mark.parametrize("sharing", divided(SHARINGS, whole={"memory"}))
+@pytest.mark.soak
+@pytest.mark.parametrize("sharing", SHARINGS)
 def test_every_way_to_share_a_card_keeps_every_rule(sharing: str, report: Report) -> None:
     report.check()
     assert report["one-device-is-granted"].seen.startswith(

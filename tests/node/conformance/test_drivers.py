@@ -45,12 +45,10 @@ def test_programs_as_volumes_keep_every_rule(source: Path) -> None:
     ).check()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("plugin", "options"),
-    [
-        ("nfs", {"server": "a", "path": "/x"}),
-        pytest.param("smb", {"server": "a", "share": "x"}, marks=pytest.mark.soak),
-    ],
+    [("nfs", {"server": "a", "path": "/x"}), ("smb", {"server": "a", "share": "x"})],
 )
 def test_filesystems_of_servers_keep_every_rule(plugin: str, options: dict[str, str], mount_program: str) -> None:
     config: dict[str, Any] = {"servers": ["*"], "mount_program": mount_program}

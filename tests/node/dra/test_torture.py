@@ -30,7 +30,7 @@ def torture_for(torture: DraTorture, steps: int) -> None:
 
 @pytest.mark.whole
 def test_claims_and_pods_survive_whatever_happens(torture: DraTorture) -> None:
-    torture_for(torture, int(os.environ.get("NODEPLUG_DRA_STEPS", "200")))
+    torture_for(torture, int(os.environ.get("NODEPLUG_DRA_STEPS", "60")))
 
 
 @pytest.mark.soak

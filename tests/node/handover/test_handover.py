@@ -81,7 +81,7 @@ def test_a_plugin_of_the_next_daemon_starts_after_that_of_the_one_before_has_sto
     assert verbs == ["start", "stop", "start"]
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_no_call_fails_while_the_daemon_is_replaced(node: ScratchNode, volumes: Volumes, times: int) -> None:
     over = threading.Event()
 

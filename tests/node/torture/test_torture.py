@@ -88,7 +88,7 @@ def replace_often(torture: Any, times: int, share: float = 0.5, pause: float = 0
     return float(lives / seconds / min(steady, after))  # others may have begun or ended to use the machine meanwhile
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_no_call_of_a_pod_fails_while_the_daemon_is_replaced(torture: Any) -> None:
     replace_often(torture, 3)
 
@@ -129,7 +129,7 @@ def soak_for(torture: Any, seconds: float) -> None:
     assert left_on_disk(torture) == []
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_a_long_life_holds_no_more_than_a_short_one(torture: Any) -> None:
     soak_for(torture, float(os.environ.get("NODEPLUG_SOAK_SECONDS", "20")))
 
