@@ -44,7 +44,6 @@ def described(answer: Any, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-@pytest.mark.soak
 def test_a_cluster_that_was_told_nothing_is_mended_by_what_the_command_says(
     lab: Lab, cluster: ControlPlane, status: Callable[..., tuple[int, Any]]
 ) -> None:
