@@ -13,7 +13,7 @@ MUTANTS ?=
 # What `make gpu-proof` is given: a folder of wheels where there is no network, and its own options.
 WHEELS ?=
 PROOF ?=
-# Half of what tests take is waiting for each other's processes.
+# Tests wait for processes half of their time. Each worker collects every test, so a multiple would cost large machines much.
 WORKERS ?= $(shell expr $$(nproc) + 4)
 PYTEST = $(RUN)/pytest -n $(WORKERS) --dist loadgroup --durations 10
 

@@ -64,12 +64,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add to each test the mark of its suite, and take it out of the suites that its other marks name."""
     chosen = Expression.compile(config.option.markexpr) if config.option.markexpr else None
-    left = []
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
     for item in items:
         suite = suite_of(item)
         item.add_marker(suite)
         names = {mark.name for mark in item.iter_markers()} - SUITES.keys() | {suite}
-        if chosen is not None and not chosen.evaluate(lambda name, /, names=names, **_: name in names):
-            left.append(item)
-    items[:] = [item for item in items if item not in set(left)]
+        wanted = chosen is None or chosen.evaluate(lambda name, /, names=names, **_: name in names)
+        (kept if wanted else left).append(item)
+    items[:] = kept
     config.hook.pytest_deselected(items=left)

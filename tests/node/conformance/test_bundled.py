@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from tests.suites import divided
 
 from nodeplug.testing import Report
 
@@ -111,9 +110,9 @@ def asked(params: dict[str, Any]) -> dict[str, Any]:
     return {"plugin": params["plugin"], **DOCUMENTED.get(params["plugin"], {}), **NETWORKS.get(params["plugin"], {})}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
-    "threaded",
-    divided(["loopback", "hostdev", "tmpfs", "gpu-extender"], whole={"loopback", "tmpfs", "gpu-extender"}),
+    "threaded", ["loopback", pytest.param("hostdev", marks=pytest.mark.soak), "tmpfs", "gpu-extender"]
 )
 def test_a_bundled_plugin_of_each_style_keeps_every_rule_as_a_thread(threaded: str, report: Report) -> None:
     assert report.plugin == threaded

@@ -1,6 +1,8 @@
 """A daemon that serves a plugin and is replaced by another one."""
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -12,6 +14,26 @@ from nodeplug.testing.waiting import until
 
 SECTION = '[plugins.guest]\nuses = "handover_guest:Guest"\nisolation = "{}"\nconfig = {{ folder = "{}" }}\n'
 T = TypeVar("T")
+
+
+@contextmanager
+def running(folder: Path, tmp_path: Path, isolation: str = "thread", **more: str) -> Iterator[ScratchNode]:
+    """Run a daemon whose plugin works in `tmp_path`; whichever daemon serves at the end is killed.
+
+    Args:
+        folder: the node's, with a short name.
+        isolation: of the plugin.
+        more: variables of the daemon's environment.
+    """
+    environment = {"PYTHONPATH": str(Path(__file__).parent), **more}
+    node = ScratchNode(folder, SECTION.format(isolation, tmp_path), env=environment, fork=True)
+    node.start()
+    try:
+        yield node
+    finally:
+        with suppress(Exception):
+            os.kill(serving(node), signal.SIGKILL)
+        node.kill()
 
 
 def serving(node: ScratchNode) -> int:

@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.handover.replaced import SECTION, beside, replace, serving, zombie
+from tests.node.handover.replaced import SECTION, beside, replace, running, serving, zombie
 
 from nodeplug.testing import BlockingKubelet, ScratchNode
 from nodeplug.testing.waiting import until
@@ -27,13 +26,8 @@ pytestmark = pytest.mark.unprivileged
 
 @pytest.fixture(params=["thread", pytest.param("process", marks=pytest.mark.whole)])
 def node(short_path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ScratchNode]:
-    section = SECTION.format(request.param, tmp_path)
-    one = ScratchNode(short_path, section, env={"PYTHONPATH": str(Path(__file__).parent)}, fork=True)
-    one.start()
-    yield one
-    with suppress(Exception):
-        os.kill(serving(one), signal.SIGKILL)
-    one.kill()
+    with running(short_path, tmp_path, request.param) as one:
+        yield one
 
 
 class Volumes:

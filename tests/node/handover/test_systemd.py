@@ -1,17 +1,14 @@
 """What systemd is told while a daemon is replaced by another one."""
 
-import os
-import signal
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.node.handover.replaced import SECTION, beside, replace, serving
+from tests.node.handover.replaced import beside, replace, running, serving
 
-from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
 
 pytestmark = pytest.mark.unprivileged
@@ -19,7 +16,7 @@ pytestmark = pytest.mark.unprivileged
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[socket.socket]:
-    """The socket on which systemd is told, see sd_notify(3)."""
+    """The socket `notify` on which systemd is told, see sd_notify(3)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         one.bind(str(tmp_path / "notify"))
@@ -27,22 +24,8 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
         yield one
 
 
-@contextmanager
-def service(folder: Path, tmp_path: Path, **more: str) -> Iterator[ScratchNode]:
-    """Run a daemon that tells the socket in `tmp_path`."""
-    environment = {"PYTHONPATH": str(Path(__file__).parent), "NOTIFY_SOCKET": str(tmp_path / "notify"), **more}
-    node = ScratchNode(folder, SECTION.format("thread", tmp_path), env=environment, fork=True)
-    node.start()
-    try:
-        yield node
-    finally:
-        with suppress(Exception):
-            os.kill(serving(node), signal.SIGKILL)
-        node.kill()
-
-
 def test_it_is_told_which_process_is_the_main_one(short_path: Path, tmp_path: Path, systemd: socket.socket) -> None:
-    with service(short_path, tmp_path) as node:
+    with running(short_path, tmp_path, NOTIFY_SOCKET=f"{tmp_path}/notify") as node:
         assert systemd.recv(4096) == b"READY=1"
         successor = replace(node)
         assert systemd.recv(4096) == f"MAINPID={successor}".encode()
@@ -54,7 +37,7 @@ def test_it_is_told_of_the_main_process_again_if_its_queue_is_full(
     short_path: Path, tmp_path: Path, systemd: socket.socket
 ) -> None:
     """It would take the end of the process that it knows for the end of the service, and end the successor."""
-    with service(short_path, tmp_path) as node:
+    with running(short_path, tmp_path, NOTIFY_SOCKET=f"{tmp_path}/notify") as node:
         assert systemd.recv(4096) == b"READY=1"
         fill(tmp_path / "notify")
         with beside(lambda: node.run("replace")) as asked:
@@ -77,8 +60,7 @@ def fill(path: Path) -> None:
 def test_its_watchdog_is_fed_until_the_next_daemon_serves(
     short_path: Path, tmp_path: Path, systemd: socket.socket
 ) -> None:
-    systemd.setblocking(False)
-    with service(short_path, tmp_path, WATCHDOG_USEC="1000000") as node:
+    with running(short_path, tmp_path, NOTIFY_SOCKET=f"{tmp_path}/notify", WATCHDOG_USEC="1000000") as node:
         before = serving(node)
         (tmp_path / "hold start").touch()
         with beside(lambda: node.run("replace")) as asked:
@@ -93,6 +75,7 @@ def test_its_watchdog_is_fed_until_the_next_daemon_serves(
 
 def signs_of_life(systemd: socket.socket) -> set[int]:
     """Read what has come, and return the process ids of those that said that they live."""
+    systemd.setblocking(False)
     alive = set[int]()
     with suppress(BlockingIOError):
         while True:
