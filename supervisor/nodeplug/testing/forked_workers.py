@@ -58,9 +58,9 @@ class Forking:
     ) -> int:
         """Start a process like `execution.execute`. A worker without a cgroup or Python of its own is forked."""
         words = [self._python, "-P", "-m", "nodeplug.worker"]
-        if [*arguments[:4]] != words or _cgroups("self") != _cgroups(str(self.pid)):
+        if [*arguments[:4]] != words or _cgroups("thread-self") != _cgroups(str(self.pid)):
             return execution.execute(arguments, environment, descriptor, stdin=stdin, session=session)
-        order = {"arguments": [*arguments[4:]], "environment": dict(environment)}
+        order = {"arguments": [*arguments[4:]], "environment": dict(environment), **_inherited()}
         with self._one, open(stdin, "rb") as file:  # noqa: PTH123 - it is what the caller has
             socket.send_fds(self._orders, [json.dumps(order).encode()], [file.fileno(), 1, 2, descriptor])
             answer = json.loads(self._orders.recv(_LONGEST) or b'{"errno": 11}')
@@ -123,18 +123,26 @@ def _become(order: Mapping[str, Any], descriptors: list[int], orders: socket.soc
     for one in descriptors:
         if one >= len(descriptors):
             os.close(one)
-    parent = Path(f"/proc/{os.getppid()}")
-    (umask,) = [line.split()[1] for line in (parent / "status").read_text().splitlines() if line.startswith("Umask:")]
-    os.umask(int(umask, 8))
-    resource.setrlimit(resource.RLIMIT_NOFILE, resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE))
+    os.umask(order["umask"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(order["nofile"]))
     os.environ.clear()
     os.environ.update(order["environment"])
     sys.path[:] = dict.fromkeys([*order["environment"]["PYTHONPATH"].split(os.pathsep), *sys.path])
     sys.path_importer_cache.clear()  # folders have other files by now
     sys.argv = ["nodeplug.worker", *order["arguments"]]
     with orders:
-        orders.send(json.dumps({"pid": os.getpid()}).encode())
+        try:
+            orders.send(json.dumps({"pid": os.getpid()}).encode())
+        except BrokenPipeError:  # the daemon has gone meanwhile
+            return 0
     return main(order["arguments"])
+
+
+def _inherited() -> dict[str, Any]:
+    """Return what a process has from the one that executes it. Of one that is being killed /proc tells no umask."""
+    status = Path("/proc/thread-self/status").read_text(encoding="ascii")
+    umask = status.partition("\nUmask:")[2].split(maxsplit=1)[0]
+    return {"umask": int(umask, 8), "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)}
 
 
 def _cgroups(pid: str) -> str:

@@ -46,8 +46,8 @@ class Inside:
 
     def run(self) -> None:
         """Serve the daemon until it closes the control socket."""
-        self._control.send({"op": "hello", "wire": VERSION})
         try:
+            self._control.send({"op": "hello", "wire": VERSION})
             while True:
                 message = self._control.receive()
                 channel = Channel.adopt(message.descriptors.pop())
