@@ -86,6 +86,15 @@ def test_an_unloaded_wrapper_sees_nothing_more() -> None:
     assert audit.seen == []
 
 
+def test_callers_stay_while_nobody_else_wraps_the_hooks() -> None:
+    registry = Registry()
+    registry.load("audit", Audit(), "d")
+    registry.load("net", Net(CniClaim("net")), "d")
+    before = dict(registry.plugins["net"].callers)
+    registry.load("other", Net(CniClaim("other")), "d")
+    assert all(registry.plugins["net"].callers[hook] is caller for hook, caller in before.items())
+
+
 def test_two_owners_of_one_claim_are_both_named() -> None:
     registry = Registry()
     registry.load("first", Net(), "dist-a 1.0")

@@ -18,7 +18,6 @@ from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict, settle
 from nodeplug.hosting.slot import FIRST_RETRY, Instance, Route, Slot
 from nodeplug.loading.classes import PluginRefused
-from nodeplug.loading.dispatch import callers
 from nodeplug.loading.examination import examine
 
 C = TypeVar("C", bound=Claim)
@@ -173,16 +172,15 @@ class Registry:
         return [(route.claim, route.hooks) for route in self._routes.values() if isinstance(route.claim, kind)]
 
     def _rebuild(self) -> None:
-        """Renew all callers: plugins that came or went may have changed the wrappers."""
+        """Renew the routes, and the callers of each plugin that others wrap now or wrapped until now."""
         # Delegation reads the table from the threads of calls, so it is replaced as a whole.
         routes: dict[tuple[ClaimKind, str], Route] = {}
         ranks = {name: rank for rank, name in enumerate(self.order)}
         # In the order of the configuration, so that a restart nests wrappers in the same way.
         ordered = sorted(self.plugins.values(), key=lambda one: ranks.get(one.name, len(ranks)))
+        wrapping = [one for one in ordered if one.examined.wrappers]
         for one in ordered:
-            others = [(other.examined.plugin, other.examined.wrappers) for other in ordered if other is not one]
-            one.wrapped = one.hooks.intersection(*[[hook for _, hooks in others for hook in hooks]])
-            one.callers.update(callers(one.examined.plugin, one.hooks, others))
+            one.wrap([other for other in wrapping if other is not one])
             for claim in one.claims:
                 now = partial(self.route, claim.kind, claim.name)
                 routes[claim.kind, claim.name] = Route(one.slot, one.hooks, one.callers, claim, now)

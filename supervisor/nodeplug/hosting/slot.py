@@ -14,7 +14,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -23,6 +23,7 @@ from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import Ending, TryAgain
 from nodeplug.contract.values import Claim
 from nodeplug.hosting.hook_call import HookCall
+from nodeplug.loading.dispatch import callers
 from nodeplug.loading.examination import Examined
 from nodeplug.worker.process import Worker
 
@@ -73,6 +74,7 @@ class Instance:
         examined: what was found when it was constructed; empty before.
         callers: by hook name; calls the plugin and, once registered, all wrappers, later ones included.
         wrapped: its hooks that other plugins wrap, so that a call of one needs a thread of the daemon.
+        wrapped_by: the instances of those, in load order.
         isolation: where it runs, or is to run.
         worker: the process that it runs in; None for a thread of the daemon, and until there is one.
         privileges: what it runs with; None until that is known.
@@ -87,6 +89,7 @@ class Instance:
     examined: Examined = field(default_factory=Examined)
     callers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     wrapped: frozenset[str] = frozenset()
+    wrapped_by: "tuple[Instance, ...]" = ()
     isolation: Literal["thread", "process"] = "thread"
     worker: Worker | None = None
     privileges: Privileges | None = None
@@ -155,6 +158,19 @@ class Instance:
         """Become the instance of a plugin that was constructed."""
         self.examined = examined
         self.callers.update(examined.callers)
+
+    def wrap(self, others: Iterable["Instance"]) -> None:
+        """Renew the callers if other plugins wrap its hooks than until now; a table of all hooks takes milliseconds.
+
+        Args:
+            others: instances with wrappers, in load order.
+        """
+        if (wrapped_by := tuple(others)) == self.wrapped_by:
+            return
+        self.wrapped_by = wrapped_by
+        wrappers = [(one.examined.plugin, one.examined.wrappers) for one in wrapped_by]
+        self.wrapped = self.hooks.intersection(*[[hook for _, hooks in wrappers for hook in hooks]])
+        self.callers.update(callers(self.examined.plugin, self.hooks, wrappers))
 
     def now(self) -> "Instance":
         """Return this instance, whatever became of its slot; a `Route` returns the present owner instead."""
