@@ -4,6 +4,7 @@ As root, each process that runs tests has a mount and a network namespace of its
 listens on is nothing to those that run beside it.
 """
 
+import gc
 import importlib.util
 import os
 import re
@@ -130,7 +131,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse to run tests side by side whose groups were lost on the way: two kubelets would wait for each other."""
+    """Refuse to run tests side by side whose groups were lost on the way: each process would make the same fixtures."""
+    gc.collect()
+    gc.freeze()  # no collection of garbage looks again at thousands of tests, which stay to the end
     if not getattr(session.config.option, "loadgroup", False) or not hasattr(session.config, "workerinput"):
         return
     for item in session.items:

@@ -60,6 +60,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.markexpr == "quick" and collection_path == _CONSUMERS else None
 
 
+def _added_later(item: pytest.Item) -> Collection[str]:
+    """Return the mark that Hypothesis gives to a property, after this."""
+    return ("hypothesis",) if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) else ()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add to each test the mark of its suite, and take it out of the suites that its other marks name."""
@@ -69,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         suite = suite_of(item)
         item.add_marker(suite)
-        names = {mark.name for mark in item.iter_markers()} - SUITES.keys() | {suite}
+        names = {mark.name for mark in item.iter_markers()} - SUITES.keys() | {suite, *_added_later(item)}
         wanted = chosen is None or chosen.evaluate(lambda name, /, names=names, **_: name in names)
         (kept if wanted else left).append(item)
     items[:] = kept

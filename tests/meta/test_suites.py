@@ -27,6 +27,12 @@ def test_by_its_own(of_a_fixture): ...
 @pytest.mark.parametrize("value", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_by_a_parameter(value): ...
 """
+PROPERTY = """
+from hypothesis import given, strategies
+@given(strategies.integers())
+def test_a_property(value): ...
+def test_an_example(): ...
+"""
 
 
 def script(name: str) -> str:
@@ -55,8 +61,8 @@ def test_the_matrix_makes_what_the_table_says_it_makes(target: str) -> None:
 
 
 def test_every_suite_is_chosen_by_a_command() -> None:
-    chosen = MAKEFILE + script("matrix")
-    assert [suite for suite in SUITES if not re.search(rf"-m (\"[^\"]*\b)?{suite}\b", chosen)] == []
+    commands = MAKEFILE + script("matrix")
+    assert [suite for suite in SUITES if not re.search(rf"-m (\"[^\"]*\b)?{suite}\b", commands)] == []
 
 
 def test_every_test_of_a_kind_of_link_is_in_what_the_emulated_kernel_runs() -> None:
@@ -81,15 +87,25 @@ def test_every_test_of_a_kind_of_link_is_in_what_the_emulated_kernel_runs() -> N
     ],
 )
 def test_a_test_with_marks_of_several_suites_is_in_one(suite: str, members: set[str], tmp_path: Path) -> None:
-    (tmp_path / "test_marked.py").write_text(MARKED)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    options = ("-p", "tests.suites", "--collect-only", "-q", "-m", suite, "-p", "no:cacheprovider", "-p", "no:nodeplug")
+    assert chosen(tmp_path, MARKED, suite) == members
+
+
+def test_properties_of_the_quick_suite_are_run_again_with_the_whole(tmp_path: Path) -> None:
+    (expression,) = re.findall(r'NODEPLUG_EXAMPLES=many \$\(PYTEST\) -m "(.*whole.*)"', MAKEFILE)
+    assert chosen(tmp_path, PROPERTY, expression) == {"a_property"}
+
+
+def chosen(folder: Path, tests: str, expression: str) -> set[str]:
+    """Return the tests of a file that pytest chooses for `-m`."""
+    (folder / "test_marked.py").write_text(tests)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    options = ("-p", "tests.suites", "--collect-only", "-q", "-m", expression, "-p", "no:cacheprovider")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options],
-        cwd=tmp_path,
+        [sys.executable, "-m", "pytest", *options, "-p", "_hypothesis_pytestplugin"],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert set(re.findall(r"::test_(\S+)", done.stdout)) == members, done.stdout + done.stderr
+    return set(re.findall(r"::test_(\S+)", done.stdout))

@@ -50,7 +50,7 @@ def make_bare(
     @contextmanager
     def make(network: str) -> Iterator[Bare]:
         (short_path / "c").mkdir()
-        with ScratchNode(private_node.folder, network, within=private_node.command()) as daemon:
+        with ScratchNode(private_node.folder, network, beside=private_node.pid, fork=True) as daemon:
             paths = daemon.paths
             assert not paths.cni_bin.exists() or list(paths.cni_bin.iterdir()) == []
             installed = daemon.run("install", "--conflist", str(PUBLISHED))

@@ -8,7 +8,7 @@ from tests.programs import need
 
 from bench import claims, report
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.soak]
 
 
 def test_one_run_has_every_figure(consumer: Callable[[str], Path]) -> None:

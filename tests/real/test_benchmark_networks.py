@@ -11,7 +11,7 @@ import pytest
 from bench import report
 from bench.page import RESULTS
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.soak]
 ROOT = Path(__file__).parents[2]
 
 

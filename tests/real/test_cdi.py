@@ -133,7 +133,7 @@ def lab(
     install_driver(folder / "driver")
     programs = consumer("containerd")
     with make_private_node(folder / "n") as private:
-        daemon = ScratchNode(private.folder, PLUGINS.format(folder=folder), within=private.command())
+        daemon = ScratchNode(private.folder, PLUGINS.format(folder=folder), beside=private.pid, fork=True)
         faults = daemon.paths.run / "plugins/gpu/simulated-faults.json"
         faults.parent.mkdir(parents=True, exist_ok=True)
         faults.write_text(json.dumps({"driver_version": VERSION}))

@@ -30,7 +30,7 @@ from tests.real.consumers.containerd import BUSYBOX
 from nodeplug import PluginError
 from nodeplug.testing import folders
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kubelet")]
+pytestmark = pytest.mark.real
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart"
 PAGE = DEPLOY.parent / "docs" / "cluster.md"

@@ -28,7 +28,7 @@ from tests.real.test_dra_manifests import documented_values
 from nodeplug import PluginError
 from nodeplug.testing import folders
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kubelet")]
+pytestmark = pytest.mark.real
 SCHEDULER = "registry.local/test/kube-scheduler:1"
 SERVICE = "10.96.0.1"
 """Where pods find the API server: the address of its own Service."""

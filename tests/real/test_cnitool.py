@@ -49,7 +49,7 @@ def tool(private_node: PrivateNode, short_path: Path, consumer: Callable[[str], 
     conflist["plugins"].append({"type": "tuning", "mtu": 1300})
     (short_path / PUBLISHED.name).write_text(json.dumps(conflist))
     program, plugins = consumer("tools") / "cnitool", consumer("cni")
-    with ScratchNode(private_node.folder, "[plugins.bridge]\n", within=private_node.command()) as daemon:
+    with ScratchNode(private_node.folder, "[plugins.bridge]\n", beside=private_node.pid, fork=True) as daemon:
         installed = daemon.run("install", "--conflist", str(short_path / PUBLISHED.name))
         assert installed.returncode == 0, installed.stderr
         private_node.run("ip", "netns", "add", "pod")

@@ -89,7 +89,7 @@ def lab(make_private_node: Callable[..., PrivateNode], runtime: Path | None) -> 
     (folder / "c").mkdir()
     with make_private_node(folder / "n") as node:
         node.run("sh", "-ec", OUTSIDE)
-        with ScratchNode(node.folder, PLUGINS, within=node.command()) as daemon:
+        with ScratchNode(node.folder, PLUGINS, beside=node.pid, fork=True) as daemon:
             conflists = [word for path in sorted(NETWORKS.glob("*.conflist")) for word in ("--conflist", str(path))]
             installed = daemon.run("install", *conflists)
             assert installed.returncode == 0, installed.stderr

@@ -17,6 +17,7 @@ from tests.real.consumers.hollow import Rejection, open_fleet
 
 from nodeplug.testing import ScratchNode
 
+pytestmark = pytest.mark.soak
 MEM = "aliyun.com/gpu-mem"
 PODS = int(os.environ.get("NODEPLUG_CHURN", "600"))
 NODES = 20
@@ -39,7 +40,7 @@ def extender(control: ControlPlane, name: str, port: int) -> ScratchNode:
     one = {"urlPrefix": f"http://127.0.0.1:{port}/gpu-mem", "nodeCacheCapable": True, "weight": 1, **VERBS}
     control.start_scheduler(name, [{**one, "managedResources": [{"name": MEM}]}], requests=1000)
     plugin = PLUGIN.format(port=port, kubeconfig=control.folder / "kubeconfig")
-    return ScratchNode(root, plugin, within=control.node.command())
+    return ScratchNode(root, plugin, beside=control.node.pid, fork=True)
 
 
 def rejected(
@@ -67,7 +68,6 @@ def rejected(
         return asyncio.run(live())
 
 
-@pytest.mark.soak
 def test_kubelets_reject_no_pod_that_the_extender_has_placed(control: ControlPlane, short_path: Path) -> None:
     with extender(control, "cards", 9813):
         found = rejected(control, short_path, PODS, "cards")

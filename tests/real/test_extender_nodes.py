@@ -24,6 +24,7 @@ from nodeplug.kubeapi.credentials import Credentials, find
 from nodeplug.testing import folders
 from nodeplug.testing.waiting import until
 
+pytestmark = pytest.mark.soak
 MEM = "aliyun.com/gpu-mem"
 PODS = int(os.environ.get("NODEPLUG_KUBELET_CHURN", "30"))
 PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"

@@ -17,7 +17,7 @@ from tests.real.test_kubelet_reload import reload
 
 from nodeplug.testing import folders
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kubelet")]
+pytestmark = pytest.mark.real
 PLUGINS = f"""
 [plugins.bridge]
 [plugins.host-local]

@@ -97,7 +97,7 @@ def test_a_container_of_podman_is_reached_and_reaches_others_and_leaves_nothing(
     private_node: PrivateNode, short_path: Path
 ) -> None:
     private_node.run("sh", "-ec", OUTSIDE)
-    with ScratchNode(private_node.folder, PLUGINS, within=private_node.command()) as daemon:
+    with ScratchNode(private_node.folder, PLUGINS, beside=private_node.pid, fork=True) as daemon:
         assert daemon.run("install").returncode == 0
         with podman_in(short_path, private_node.command(), daemon, CHAIN) as podman:
             options = ("--network", podman.network, "--publish", f"{PORT}:80")

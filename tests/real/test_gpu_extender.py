@@ -92,7 +92,7 @@ def daemon(cluster: ControlPlane, cards: Cards) -> Iterator[ScratchNode]:
     extender = {"urlPrefix": f"http://{ADDRESS}/gpu-mem", "nodeCacheCapable": True, "weight": 1, **VERBS}
     cluster.start_scheduler("cards", [{**extender, "managedResources": [{"name": MEM}]}])
     plugin = PLUGIN.format(address=ADDRESS, kubeconfig=root / "kubeconfig")
-    with ScratchNode(root, plugin, within=cluster.node.command()) as node:
+    with ScratchNode(root, plugin, beside=cluster.node.pid, fork=True) as node:
         yield node
     shutil.rmtree(root, ignore_errors=True)
 

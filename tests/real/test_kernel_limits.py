@@ -68,7 +68,7 @@ def lab(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str],
         private = stack.enter_context(make_private_node(short_path / "n"))
         if not Path("/sys/fs/cgroup/cgroup.controllers").exists():  # v2 is beside v1 here
             private.run("mount", "-t", "cgroup2", "none", "/sys/fs/cgroup")
-        daemon = ScratchNode(private.folder, PLUGINS, within=private.command())
+        daemon = ScratchNode(private.folder, PLUGINS, beside=private.pid, fork=True)
         kubelet = BlockingKubelet(private.folder / "var/lib/kubelet")
         (short_path / "c").mkdir()
         containerd = Containerd(

@@ -14,6 +14,7 @@ import pytest
 from tests.real.consumers import Lab
 from tests.real.consumers.csi_objects import announce, claim, drivers_of
 
+pytestmark = pytest.mark.soak
 DRIVERS = {"loopfile.nodeplug", "tmpfs.nodeplug"}
 INLINE = {"csi": {"driver": "tmpfs.nodeplug", "volumeAttributes": {"size": "8Mi"}}}
 PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"

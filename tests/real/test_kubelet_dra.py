@@ -33,7 +33,7 @@ from tests.real.test_kubelet_reload import reload
 from nodeplug import PluginError
 from nodeplug.testing import folders
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kubelet")]
+pytestmark = pytest.mark.real
 NULL = "example.com/null"
 CARDS = ("GPU-00000000", "GPU-00000001")
 PLUGINS = f"""
@@ -327,6 +327,7 @@ def test_a_claim_for_observation_sees_a_card_that_is_given_away_and_consumes_not
     run(lab, plane, "two", "8Gi")
 
 
+@pytest.mark.soak
 def test_a_daemon_that_is_replaced_keeps_slices_and_claims(lab: Lab, plane: ControlPlane) -> None:
     run(lab, plane, "over", "5Gi")
     had = {one["metadata"]["uid"] for one in slices(plane)}
@@ -355,6 +356,7 @@ def test_an_upgrade_that_is_refused_leaves_slices_and_claims_as_they_are(lab: La
     assert {one["metadata"]["uid"] for one in slices(plane)} == had
 
 
+@pytest.mark.soak
 def test_an_upgrade_is_rolled_back_although_kubelet_knew_the_next_daemon_and_slices_and_claims_stay(
     lab: Lab, plane: ControlPlane
 ) -> None:
@@ -376,6 +378,7 @@ def test_an_upgrade_is_rolled_back_although_kubelet_knew_the_next_daemon_and_sli
     assert {one["metadata"]["uid"] for one in slices(plane)} == had
 
 
+@pytest.mark.soak
 def test_a_section_moves_to_kubelets_device_plugins_and_back_and_nothing_is_sold_twice(
     lab: Lab, plane: ControlPlane
 ) -> None:

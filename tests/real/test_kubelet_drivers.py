@@ -9,13 +9,13 @@ import pytest
 from tests.fuse_programs import programs
 from tests.real.consumers import Lab
 
+pytestmark = pytest.mark.soak
 Difference = Callable[[], list[str]]
 PluginsOf = Callable[[Lab], str]
 FUSE = {"flexVolume": {"driver": "nodeplug/fuse"}}
 IMAGE = {"flexVolume": {"driver": "nodeplug/image", "options": {"path": "model.squashfs", "overlay": "8Mi"}}}
 
 
-@pytest.mark.soak
 @pytest.mark.usefixtures("has_fuse", "drivers")
 def test_a_program_that_dies_is_there_again_in_containers_with_propagation_and_in_others_when_they_start_again(
     lab: Lab, difference: Difference, source: Path
@@ -38,7 +38,6 @@ def test_a_program_that_dies_is_there_again_in_containers_with_propagation_and_i
     assert programs(source) == []
 
 
-@pytest.mark.soak
 @pytest.mark.usefixtures("has_fuse", "drivers")
 def test_a_killed_daemon_and_a_kubelet_that_starts_again_leave_a_program_and_its_pods_alone(
     lab: Lab, difference: Difference, source: Path

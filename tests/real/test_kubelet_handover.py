@@ -73,7 +73,7 @@ def losses(lab: Lab) -> int:
     return lab.kubelet.log.count("Mark all resources Unhealthy for resource")
 
 
-@pytest.fixture(scope="module", params=["register", "watcher"])
+@pytest.fixture(scope="module", params=["register", pytest.param("watcher", marks=pytest.mark.soak)])
 def lab(request: pytest.FixtureRequest, make_kubelet_lab: Callable[..., AbstractContextManager[Lab]]) -> Iterator[Lab]:
     """A kubelet that is told of the devices, and one whose plugin watcher finds them."""
     with make_kubelet_lab(PUBLISHED, registration=request.param, with_api=True) as lab:

@@ -20,7 +20,10 @@ VOLUMES = "/api/v1/persistentvolumes/data"
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 NAME = "loopfile.nodeplug"
 CLAIMED = {"persistentVolumeClaim": {"claimName": "data"}}
-pytestmark = pytest.mark.parametrize("generation", ["current"], indirect=True, scope="session")
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.parametrize("generation", ["current"], indirect=True, scope="session"),
+]
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
 CONSOLE = "".join(re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL))
 PLAN, APPLY, UNDO, SHOW, WRITE = (

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from tests.real.consumers import Lab
 
+pytestmark = pytest.mark.soak
 ONE = {"example.com/widget": 1}
 RELOADS = 20
 Difference = Callable[[], list[str]]

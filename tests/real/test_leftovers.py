@@ -56,7 +56,7 @@ def test_the_daemon_ends_what_libcni_alone_remembers(
     private_node: PrivateNode, short_path: Path, consumer: Callable[[str], Path]
 ) -> None:
     plugins = "[plugins.bridge]\n[plugins.portmap]\n"
-    with ScratchNode(private_node.folder, plugins, within=private_node.command()) as daemon:
+    with ScratchNode(private_node.folder, plugins, beside=private_node.pid, fork=True) as daemon:
         assert daemon.run("install").returncode == 0
         (daemon.paths.cni_conf).mkdir(parents=True, exist_ok=True)
         (daemon.paths.cni_conf / "10-ours.conflist").write_text(json.dumps(OURS))

@@ -129,7 +129,7 @@ def place(cluster: ControlPlane) -> Iterator[Place]:
     private = cluster.node
     supervisor = 'listen = ""\ncsi = true'
     plugins = "[plugins.loopfile]\n[plugins.tmpfs]\n"
-    with ScratchNode(private.folder, plugins, supervisor=supervisor, within=private.command()) as daemon:
+    with ScratchNode(private.folder, plugins, supervisor=supervisor, beside=private.pid, fork=True) as daemon:
         made = Place(cluster, daemon)
         made.bind("early")
         (row,) = made.planned()
@@ -248,7 +248,7 @@ def test_what_was_killed_after_any_change_goes_on_and_so_does_its_undoing(place:
     assert place.claim(name)["metadata"]["uid"] == claim["metadata"]["uid"]
 
 
-@pytest.mark.parametrize("changes", range(1, CHANGES + 1))
+@pytest.mark.parametrize("changes", divided(range(1, CHANGES + 1), {4}, ()))
 def test_what_was_killed_after_any_change_can_be_undone_at_once(place: Place, changes: int) -> None:
     name = f"turned-{changes}"
     claim = place.bind(name)

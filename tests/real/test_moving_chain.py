@@ -15,7 +15,6 @@ from tests.node import killing
 from tests.node.outside import HOST, NEIGHBOUR, connect
 from tests.node.portmap.lab import DATAGRAM, STREAM, ask, end_servers, mapping, serve
 from tests.real.moving import DEBIAN, DUAL, KEEPERS, PATH, Mover, hand_over, refuse_missing_programs, use
-from tests.suites import divided
 
 from nodeplug.testing import CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.scratch_cni import run_in
@@ -305,7 +304,8 @@ def test_what_was_handed_over_and_attached_again_is_handed_over_whole(chain: Cha
 
 
 @TODAY
-@pytest.mark.parametrize("ending", divided(["again", "del"], {"again"}, ()))
+@pytest.mark.soak
+@pytest.mark.parametrize("ending", ["again", "del"])
 def test_a_command_that_was_killed_before_any_step_is_completed_by_the_next_one_or_by_del(
     chain: Chain, backend: str, ending: str
 ) -> None:

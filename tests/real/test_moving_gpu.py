@@ -15,7 +15,7 @@ from tests.real.whole_cards import RESOURCE
 
 from nodeplug.testing import folders
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kubelet")]
+pytestmark = pytest.mark.real
 CARDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(3)]
 SHARED = [f"GPU-11111111-0000-0000-0000-00000000000{number}" for number in range(3)]
 """Others, as what a card was before counts for a minute."""

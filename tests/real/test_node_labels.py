@@ -31,7 +31,7 @@ def make_node(cluster: ControlPlane) -> Iterator[Callable[[str], ScratchNode]]:
 
     def make(sections: str) -> ScratchNode:
         supervisor = f'listen = ""\nnode_name = "{NODE}"\nkubeconfig = "{kubeconfig}"'
-        made.append(ScratchNode(folder / "n", sections, supervisor=supervisor, within=cluster.node.command()))
+        made.append(ScratchNode(folder / "n", sections, supervisor=supervisor, beside=cluster.node.pid, fork=True))
         made[-1].start()
         return made[-1]
 

@@ -74,7 +74,7 @@ def published(cluster: ControlPlane) -> Iterator[Published]:
         f'listen = ""\ninstall = true\nnode_name = "{node.name}"\ndevice_poll = "200ms"\npodresources_poll = "200ms"'
     )
     plugins = PLUGINS.format(kubeconfig=cluster.folder / "kubeconfig")
-    daemon = ScratchNode(node.folder, plugins, supervisor=supervisor, within=node.command())
+    daemon = ScratchNode(node.folder, plugins, supervisor=supervisor, beside=node.pid, fork=True)
     with daemon:
         yield Published(cluster, daemon)
     sys.stdout.write(daemon.log)  # shown when a test fails

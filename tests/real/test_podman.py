@@ -231,11 +231,12 @@ def persist(podman: Podman, name: str, cgroup: str) -> None:
         podman("rm", "--force", "--time", "0", name)
 
 
+@pytest.mark.soak
 def test_dozens_of_containers_in_parallel_survive_a_daemon_that_is_restarted_again_and_again(
     private_node: PrivateNode, short_path: Path
 ) -> None:
     plugins = '[plugins.bridge]\n[plugins.loopback.config]\nnames = ["loopback"]\n'
-    daemon = ScratchNode(private_node.folder, plugins, within=private_node.command())
+    daemon = ScratchNode(private_node.folder, plugins, beside=private_node.pid, fork=True)
     with ExitStack() as stack:
         stack.enter_context(daemon)
         assert daemon.run("install").returncode == 0

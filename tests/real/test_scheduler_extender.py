@@ -53,8 +53,8 @@ def daemon(cluster: ControlPlane, schedulers: None) -> Iterator[ScratchNode]:
     root.mkdir()
     token.write_text(cluster.token)
     plugin = PLUGIN.format(address=ADDRESS, server=cluster.server, token=token)
-    within, env = cluster.node.command(), {"PYTHONPATH": str(Path(__file__).parent)}
-    with ScratchNode(root, plugin, within=within, env=env) as node:
+    beside, env = cluster.node.pid, {"PYTHONPATH": str(Path(__file__).parent)}
+    with ScratchNode(root, plugin, beside=beside, fork=True, env=env) as node:
         yield node
 
 
@@ -142,8 +142,8 @@ def test_a_scheduler_with_a_certificate_asks_over_tls_and_one_without_is_refused
     asked = {"urlPrefix": "https://127.0.0.1:9811/slots", "enableHTTPS": True, "nodeCacheCapable": True, **VERBS}
     trust = {"caFile": files["authority.crt"]}
     own = {"certFile": files["scheduler.crt"], "keyFile": files["scheduler.key"]}
-    within, env = cluster.node.command(), {"PYTHONPATH": str(Path(__file__).parent)}
-    with ScratchNode(root, plugin, within=within, env=env) as daemon:
+    beside, env = cluster.node.pid, {"PYTHONPATH": str(Path(__file__).parent)}
+    with ScratchNode(root, plugin, beside=beside, fork=True, env=env) as daemon:
         cluster.start_scheduler("known", [{**asked, "tlsConfig": trust | own}])
         cluster.start_scheduler("stranger", [{**asked, "tlsConfig": trust}])
         put("refused", "stranger")

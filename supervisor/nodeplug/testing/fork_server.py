@@ -37,7 +37,7 @@ _PRELOADED: Final = (
     "pyroute2",
     "nodeplug_net.bridge.plugin",
 )
-_NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLONE_NEWNS
+_NAMESPACES: Final = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}  # CLONE_NEWNET, NEWUTS, NEWNS
 _WORKERS: Final = Path(__file__).with_name("forked_workers.py")
 _SEARCHED: Final = tuple(sys.path)
 """The module search path of this interpreter, without `PYTHONPATH`."""

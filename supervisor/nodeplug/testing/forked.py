@@ -99,6 +99,7 @@ def start(
     stdout: Path,
     stderr: Path,
     repeated: bool = False,
+    beside: int | None = None,
 ) -> Forked:
     """Start a module or a file of Python in the namespaces of the calling thread, with `/` as its folder.
 
@@ -111,6 +112,7 @@ def start(
         stderr: likewise.
         repeated: whether it is a module that is started many times: it is imported once, before, and each child finds
             what it imports. As long as it is not `__main__` it does no more than that.
+        beside: the id of a process in whose namespaces and root directory it runs instead.
 
     Raises:
         NotReady: the process that forks has ended.
@@ -122,25 +124,37 @@ def start(
         "repeated": repeated,
         "streams": [str(stdin), str(stdout), str(stderr)],
         "workers": workers_too,
-        "task": f"/proc/{os.getpid()}/task/{threading.get_native_id()}",
+        "task": f"/proc/{beside or f'{os.getpid()}/task/{threading.get_native_id()}'}",
     }
     server = _server(env)
     return Forked(server, int(server.ask(order)["pid"]))
 
 
-def run(target: str, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    target: str,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    repeated: bool = False,
+    beside: int | None = None,
+) -> subprocess.CompletedProcess[str]:
     """Do so and wait for its end; return its status and what it printed.
 
     Args:
         target: see `start`.
         arguments: see `start`.
         env: see `start`.
+        repeated: see `start`.
+        beside: see `start`.
 
     Raises:
         NotReady: the process that forks has ended.
     """
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
-        status = start(target, arguments, env, stdout=Path(out.name), stderr=Path(err.name)).wait()
+        files = Path(out.name), Path(err.name)
+        status = start(
+            target, arguments, env, stdout=files[0], stderr=files[1], repeated=repeated, beside=beside
+        ).wait()
         said = [stream.read().decode() for stream in (out, err)]
     return subprocess.CompletedProcess([target, *arguments], status, *said)
 

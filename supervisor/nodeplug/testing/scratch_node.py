@@ -29,6 +29,12 @@ _ENDING: Final = 20.0
 _LOG_TAIL: Final = 4000
 
 
+def _entering(pid: int) -> list[str]:
+    """Return a command that executes another one in the namespaces of a process."""
+    # In a chroot the root of the namespace is another one than that of whoever made it.
+    return ["nsenter", "-t", str(pid), "-m", "-n", "-u", "--root", "--wd", "--"]
+
+
 def _as_root(supervisor: str) -> str:
     return supervisor if "plugin_user" in supervisor else f'plugin_user = "root"\n{supervisor}'
 
@@ -43,8 +49,8 @@ class ScratchNode:
             Without `plugin_user`, processes of plugins run as root: the Python may be in a folder of root's alone.
         whole: `plugins` is a whole configuration file instead.
         env: more environment for the daemon.
-        within: a command that executes the daemon and every nodeplug command in other namespaces, such as
-            `PrivateNode.command()`; it must not fork.
+        within: a command that executes the daemon and every nodeplug command in another environment; it must not fork.
+        beside: the id of a process in whose mount, network and host name namespaces the daemon and every command run.
         fork: fork the daemon from a process that has imported it, instead of starting Python: it starts within
             milliseconds, with another command line in /proc. With `within` it is executed all the same.
         isolation: how plugins run whose sections do not say; by default as the daemon decides.
@@ -62,17 +68,20 @@ class ScratchNode:
         whole: bool = False,
         env: Mapping[str, str] | None = None,
         within: Sequence[str] = (),
+        beside: int | None = None,
         fork: bool = False,
         isolation: Isolation | None = None,
     ) -> None:
         self.root = root
         self.config_path = root / "etc" / "nodeplug" / "nodeplug.toml"
         self.log_path = root / "daemon.log"
-        self._within = list(within)
+        self._within = list(within) if beside is None else [*within, *_entering(beside)]
+        self._beside = beside
         self._env = {**os.environ, **(env or {})}
         self._fork = fork and not within
-        # Who forks has imported what these variables say; one for a single command would take longer than that command.
-        self._fork_commands = not within and (fork or not any(name.startswith("PYTHON") for name in env or ()))
+        # Who forks has read these variables; one for a single command would take longer than that command.
+        read = {name for name in env or () if name.startswith("PYTHON")} - {"PYTHONPATH"}
+        self._fork_commands = not within and (fork or not read)
         self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._paths: Paths | None = None
         self._isolation = isolation
@@ -127,10 +136,10 @@ class ScratchNode:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a nodeplug command for this node and return what it printed; never raises for its exit status.
 
-        It is forked as with `fork`, unless it has another `PYTHONPATH` than this process or runs `within` a command.
+        It is forked as with `fork`, unless it has variables that the interpreter reads or runs `within` a command.
         """
         if self._fork_commands:
-            return forked.run("nodeplug", self._located(*arguments), self._env)
+            return forked.run("nodeplug", self._located(*arguments), self._env, beside=self._beside)
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False, env=self._env)
 
     def start(self) -> None:
@@ -140,8 +149,8 @@ class ScratchNode:
             NotReady: it ended, or did not answer in time; the message carries the end of its log.
         """
         if self._fork:
-            log = self.log_path
-            self._process = forked.start("nodeplug", self._located("serve"), self._env, stdout=log, stderr=log)
+            log, command = self.log_path, self._located("serve")
+            self._process = forked.start("nodeplug", command, self._env, stdout=log, stderr=log, beside=self._beside)
         else:
             self._process = self._execute()
         self.wait_until_answering()

@@ -74,7 +74,7 @@ def test_a_driver_that_crashes_costs_no_more_than_the_look(driver: MockNvml, tmp
 
 
 @pytest.mark.programs("git")
-@pytest.mark.whole
+@pytest.mark.soak
 def test_a_stage_that_does_not_end_is_killed_with_all_that_it_started_and_the_next_one_runs(
     driver: MockNvml, tmp_path: Path
 ) -> None:

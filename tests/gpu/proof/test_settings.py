@@ -44,7 +44,7 @@ def test_the_compute_mode_is_set_and_put_back(prove: Prove, modes: Path) -> None
     assert changes[-1] == "-c DEFAULT"
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_the_compute_mode_is_put_back_behind_a_stage_that_fails(prove: Prove, modes: Path, driver: MockNvml) -> None:
     (driver.root.parent / "nvml.state").unlink()  # CUDA finds no card
     result = prove(EXCLUSIVE, "--change-settings")
@@ -61,7 +61,7 @@ def test_a_card_is_divided_and_put_together(prove: Prove, modes: Path, driver: M
     assert (driver.state.card[0].mig, driver.state.card[0].parts) == (0, 0)
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_a_card_that_is_divided_already_stays_so(prove: Prove, modes: Path, driver: MockNvml) -> None:
     driver.add_instance(driver.state.card[0])
     result = prove(MIG, "--change-settings")
@@ -107,7 +107,7 @@ def test_a_card_that_comes_back_to_the_bus_is_found(prove: Prove, modes: Path, b
     assert driver.state.count == 1
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_limits_of_the_kernel_are_skipped_where_there_are_none(prove: Prove, modes: Path) -> None:
     result = prove(KERNEL, "--change-settings")
     assert result.verdict == "skipped"

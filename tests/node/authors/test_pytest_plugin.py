@@ -214,7 +214,7 @@ def test_the_command_line_wins_over_the_ini_file(where: Run, tmp_path: Path) -> 
     assert "2 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_a_module_chooses_one_way_by_a_fixture_of_its_own(where: Run, tmp_path: Path) -> None:
     ini(tmp_path, 'nodeplug_isolation = "both"')
     fixture = "import pytest\n@pytest.fixture\ndef nodeplug_isolation():\n    return 'process'\n"
@@ -222,7 +222,7 @@ def test_a_module_chooses_one_way_by_a_fixture_of_its_own(where: Run, tmp_path: 
     assert "1 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_a_section_that_says_how_it_runs_is_left_alone(where: Run, tmp_path: Path) -> None:
     ini(tmp_path, 'nodeplug_isolation = "both"')
     (tmp_path / "node.toml").write_text('[plugins.where]\nuses = "where:Where"\nisolation = "process"\n')
@@ -230,7 +230,7 @@ def test_a_section_that_says_how_it_runs_is_left_alone(where: Run, tmp_path: Pat
     assert "2 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_a_node_that_is_configured_anew_keeps_its_way(where: Run, tmp_path: Path) -> None:
     ini(tmp_path, 'nodeplug_isolation = "process"')
     test = """

@@ -11,7 +11,7 @@ from tests.programs import need
 
 from nodeplug.testing import conformance
 
-pytestmark = pytest.mark.whole
+pytestmark = pytest.mark.soak
 SERVES = """#!/bin/sh
 for last; do :; done
 exec bindfs {source} "$last"

@@ -5,7 +5,6 @@ Refuses: to change requests and answers, but for the credentials: whoever asks h
 """
 
 import http.client
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
-from tests.real.consumers.control_plane import PORT, ControlPlane
+from tests.real.consumers.control_plane import PORT, TRUSTING, ControlPlane
 
 from nodeplug.testing.acted_api.store import Where, kubeconfig_of
 
@@ -93,10 +92,8 @@ class ApiProxy:
 
     def upstream(self) -> http.client.HTTPSConnection:
         """Return a connection to the server itself."""
-        trust = ssl.create_default_context()
-        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # its certificate is its own, on loopback
         with self.control.node.netns.entered():  # the connection stays in the namespace that it was opened in
-            connection = http.client.HTTPSConnection("127.0.0.1", PORT, context=trust)
+            connection = http.client.HTTPSConnection("127.0.0.1", PORT, context=TRUSTING)
             connection.connect()
         return connection
 

@@ -128,8 +128,8 @@ def provisioning(
     """
     node = control.node
     supervisor = f'listen = ""\ncsi = true\ncsi_node_poll = "1s"\nnode_name = "{node.name}"'
-    within = () if fork else node.command()
-    daemon = ScratchNode(node.folder, plugins(control, more), supervisor=supervisor, within=within, fork=fork, env=env)
+    beside = None if fork else node.pid
+    daemon = ScratchNode(node.folder, plugins(control, more), supervisor=supervisor, beside=beside, fork=fork, env=env)
     daemon.paths.plugins_registry.mkdir(parents=True)
     control.call("POST", f"{CORE}/nodes", {"metadata": {"name": node.name, "labels": {f"{DRIVER}/node": node.name}}})
     (node.folder / "provisioner").write_text((kubeconfig or partial(direct, control))(rights(control, daemon)))

@@ -35,6 +35,16 @@ _AUDIT: Final = {
 }
 
 
+def _trusting() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the machine's authorities, which take long to load
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+TRUSTING: Final = _trusting()
+"""For an API server whose certificate is its own, on loopback."""
+
+
 class ControlPlane:
     """The four processes.
 
@@ -231,10 +241,8 @@ class ControlPlane:
         Raises:
             PluginError: it refused.
         """
-        trust = ssl.create_default_context()
-        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # its certificate is its own, on loopback
         with self.node.netns.entered():  # the connection stays in the namespace that it was opened in
-            connection = http.client.HTTPSConnection("127.0.0.1", PORT, timeout=10, context=trust)
+            connection = http.client.HTTPSConnection("127.0.0.1", PORT, timeout=10, context=TRUSTING)
             connection.connect()
         try:
             sent = {"Authorization": f"Bearer {self.token}", "Content-Type": content, **(headers or {})}

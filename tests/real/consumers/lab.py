@@ -216,7 +216,7 @@ def open_lab(
     if csi:  # the file is written when there is a server: the daemon starts first
         supervisor += f'\ncsi = true\nkubeconfig = "{folder}/kubeconfig"\ncsi_node_poll = "1s"'
     with ExitStack() as stack:
-        daemon = ScratchNode(private.folder, plugins, supervisor=supervisor, env=env, within=private.command())
+        daemon = ScratchNode(private.folder, plugins, supervisor=supervisor, env=env, beside=private.pid, fork=True)
         stack.enter_context(daemon)
         arguments = [word for path in conflists for word in ("--conflist", str(path))]
         installed = daemon.run("install", *arguments)

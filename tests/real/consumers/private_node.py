@@ -2,7 +2,7 @@
 
 Owns: the namespaces, what is mounted in them, every process and cgroup that a consumer leaves behind, and the inventory
 as seen from inside.
-Refuses: to start the daemon or a consumer by itself: they take `command` as their prefix.
+Refuses: to start the daemon or a consumer by itself: they take `pid`, or `command` as their prefix.
 
 Inside, `/run` is an empty tmpfs, so namespaces and sockets that consumers put there never reach the machine, and the
 folders that kubelet and libcni hard-wire lie below the node's own folder, as do the kernel's settings that kubelet
@@ -15,7 +15,6 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -26,10 +25,11 @@ from tests.real.consumers.hard_wired import HardWired
 
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.netns import Netns
-from nodeplug.testing import namespaces
+from nodeplug.testing import forked, namespaces
 from nodeplug.testing.inventory import CGROUPS, Inventory, cgroups_of, make_cgroup
 from nodeplug.testing.waiting import PATIENCE
 
+_REPOSITORY: Final = Path(__file__).parents[3]
 ADDRESS: Final = "10.230.0.2"
 """The node's own address, on a link without peers."""
 KUBELETS: Final = ("kubepods", "burstable", "besteffort")
@@ -69,12 +69,6 @@ ip route add default via "${address%.*}.1"
 echo ready
 exec sleep infinity
 """
-_LOOK: Final = """
-import json, pathlib, sys
-from nodeplug.testing.inventory import Inventory
-print(json.dumps(sorted(Inventory.take(*map(pathlib.Path, sys.argv[1:])).entries)))
-"""
-
 PASSING = re.compile(r"/journal/(bridge/network%20|.*/\.[^/]*\.tmp$)")
 """Records of what networks need, noted with the first pod and forgotten at some look after the last one; what a kill
 left of a write, which goes with the first look that is a minute later."""
@@ -117,12 +111,17 @@ class PrivateNode:
             rest = self._holder.stdout.read()
             self._reap()
             raise PluginError(f"cannot make a private node: {(said + rest).decode(errors='replace').strip()}")
-        self.netns = Netns.open(f"/proc/{self._holder.pid}/ns/net")
+        self.netns = Netns.open(f"/proc/{self.pid}/ns/net")
         try:
             self._inherited = frozenset(self._look())
         except BaseException:
             self.close()
             raise
+
+    @property
+    def pid(self) -> int:
+        """The process whose namespaces these are."""
+        return self._holder.pid
 
     def join(self, other: "PrivateNode", number: int) -> str:
         """Lay a cable to another node; return this one's address at its end.
@@ -132,7 +131,7 @@ class PrivateNode:
             number: of the cable, 1 to 250: no two of one node have the same.
         """
         mine, theirs, end = f"10.231.{number}.1", f"10.231.{number}.2", f"cable{number}"
-        inside = str(other._holder.pid)
+        inside = str(other.pid)
         self.run("ip", "link", "add", end, "type", "veth", "peer", "name", end, "netns", inside)
         for node, address in ((self, mine), (other, theirs)):
             node.run("ip", "address", "add", f"{address}/30", "dev", end)
@@ -142,7 +141,7 @@ class PrivateNode:
     def command(self, *arguments: str) -> list[str]:
         """Return the argument list that executes a program inside, in the process that is started with it."""
         # In a chroot the root of the namespace is another one than that of whoever made it.
-        return ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "-u", "--root", "--wd", "--", *arguments]
+        return ["nsenter", "-t", str(self.pid), "-m", "-n", "-u", "--root", "--wd", "--", *arguments]
 
     def run(self, *arguments: str) -> str:
         """Run a program inside and return what it printed.
@@ -173,7 +172,12 @@ class PrivateNode:
         return Inventory(frozenset([*self._look(*folders), *cgroups]) - self._inherited)
 
     def _look(self, *folders: Path) -> list[str]:
-        entries: list[str] = json.loads(self.run(sys.executable, "-c", _LOOK, *map(str, folders)))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *forked.search_path()])}
+        words = [str(folder) for folder in folders]
+        done = forked.run("tests.real.printed_inventory", words, env, repeated=True, beside=self.pid)
+        if done.returncode != 0:
+            raise PluginError(f"no inventory could be taken: {done.stderr}")
+        entries: list[str] = json.loads(done.stdout)
         return [entry for entry in entries if not entry.startswith("loop ") or str(self.folder) in entry]
 
     def inventory_since(self, before: Inventory, *folders: Path, patience: float = PATIENCE) -> list[str]:
@@ -214,10 +218,10 @@ class PrivateNode:
                 path.rmdir()
 
     def _inside(self) -> Iterator[int]:
-        wanted = Path(f"/proc/{self._holder.pid}/ns/mnt").stat().st_ino
+        wanted = Path(f"/proc/{self.pid}/ns/mnt").stat().st_ino
         for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
             with suppress(OSError):
-                if pid != self._holder.pid and Path(f"/proc/{pid}/ns/mnt").stat().st_ino == wanted:
+                if pid != self.pid and Path(f"/proc/{pid}/ns/mnt").stat().st_ino == wanted:
                     yield pid
 
     def _in_cgroups(self) -> Iterator[int]:
