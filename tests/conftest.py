@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pyroute2 import IPRoute
 from tests import environments, programs
-from tests.costs import Costs, CpuBudget
+from tests.costs import Costs, CpuBudget, Speed
 
 from nodeplug import NotReady, PluginError
 from nodeplug.testing import folders, forked, namespaces
@@ -89,8 +89,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("costs") is not None:
         config.pluginmanager.register(Costs(config.getoption("costs").absolute()))
-    if config.getoption("cpu_budget") is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(CpuBudget(config.getoption("cpu_budget")))
+    if config.getoption("cpu_budget") is not None:
+        speed = Speed()
+        config.pluginmanager.register(speed)
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(CpuBudget(config.getoption("cpu_budget"), speed))
     declared = programs.register(config)
     forked.workers_too = True
     # The distribution's own programs, whatever has the same name elsewhere on PATH.
