@@ -53,7 +53,7 @@ quick: $(STAMP)
 whole: $(STAMP)
 	NODEPLUG_EXAMPLES=many $(PYTEST) -m "whole or hypothesis and quick"
 
-soak: $(STAMP) ## Run the tests that take longer than anybody waits for (none chosen is no failure)
+soak: $(STAMP) ## Run long lives, and further values of what other suites test: hours (none chosen is no failure)
 	NODEPLUG_EXAMPLES=many $(RUN)/pytest -m soak --durations 10 || [ $$? = 5 ]
 
 matrix: $(STAMP) ## Run what needs other releases: of Debian and its Python, kubelet, containerd (an hour, 4 GB once; needs root)

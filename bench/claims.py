@@ -33,7 +33,7 @@ from nodeplug.contract.errors import PluginError
 from nodeplug.observe.processes import usage
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
-from nodeplug.testing import CsiCaller, CsiVolume, ScratchNode, folders
+from nodeplug.testing import CsiCaller, CsiVolume, ScratchNode, folders, forked
 from nodeplug.testing.folders import unmount_below
 from nodeplug.testing.waiting import until
 
@@ -105,6 +105,7 @@ def _cluster(folder: Path, programs: Path) -> Iterator[ControlPlane]:
     (folder / "n").mkdir()
     (folder / "p").mkdir()
     with PrivateNode(folder / "n") as node, ControlPlane(node, folder / "p", programs) as control:
+        forked.close_idle()  # memory that the daemon shared with such a process would count less
         yield control
 
 

@@ -134,9 +134,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse to run tests side by side whose groups were lost on the way: each process would make the same fixtures."""
+    """Keep the tests out of the collection of garbage, and refuse to run them side by side if their groups were lost.
+
+    Each process would make the same fixtures then.
+    """
     gc.collect()
-    gc.freeze()  # no collection of garbage looks again at thousands of tests, which stay to the end
+    gc.freeze()  # thousands of tests, which stay to the end
     if not getattr(session.config.option, "loadgroup", False) or not hasattr(session.config, "workerinput"):
         return
     for item in session.items:

@@ -6,7 +6,7 @@ what it used is not counted.
 
 The same work takes more CPU time on a slower or busier machine. So each process that runs tests of a session with a
 budget times a fixed piece of Python between them, again and again, and what the session used is told as on the machine
-where half of these take less than `STANDARD` seconds.
+where the median of these is `STANDARD` seconds.
 """
 
 import json

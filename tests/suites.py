@@ -16,7 +16,7 @@ SUITES: Mapping[str, str] = {
     "quick": "lint and types aside, what `make test` runs; every unmarked test",
     "whole": "what the quick suite leaves out for its cost: `make test-all`",
     "consumers": "needs a real consumer, built or Debian's: `make test-all`; every test in tests/real",
-    "soak": "takes minutes to hours: `make soak`",
+    "soak": "long lives, and further values of what another suite tests: `make soak`",
     "matrix": "needs another release of a consumer, of Python or of Debian: `make matrix`",
 }
 """By mark, what the suite is."""
@@ -61,7 +61,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def _added_later(item: pytest.Item) -> Collection[str]:
-    """Return the mark that Hypothesis gives to a property, after this."""
+    """Return the mark of a property. Hypothesis adds it after the hook below has run."""
     return ("hypothesis",) if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) else ()
 
 

@@ -29,6 +29,23 @@ def test_the_staging_modules_have_the_release_of_kubernetes() -> None:
     assert set(re.findall(r"^\s*k8s\.io/\S+ => k8s\.io/\S+ v0\.(\d+\.\d+)$", text, re.MULTILINE)) == {release}
 
 
+def versions(module: str) -> dict[str, str]:
+    """Return the version of each Go module of a consumer; a replacement wins."""
+    text = (REPOSITORY / "tests" / "real" / "consumers" / module / "go.mod").read_text()
+    required = dict(re.findall(r"^\s+(\S+\.\S+/\S+) (v\S+)(?: // indirect)?$", text, re.MULTILINE))
+    replaced = dict(re.findall(r"^\s*(?:replace )?(\S+) => \S+ (v\S+)$", text, re.MULTILINE))
+    return required | {path: version for path, version in replaced.items() if path in required}
+
+
+@pytest.mark.parametrize("module", ["provisioner", "snapshotter", "helm"])
+def test_what_a_module_shares_with_kubernetes_has_its_version(module: str) -> None:
+    """A different version of a module recompiles everything that imports it, for minutes."""
+    kubernetes, own = versions("kubernetes"), versions(module)
+    shared = kubernetes.keys() & own.keys()
+    assert len(shared) > 50
+    assert {path: own[path] for path in shared if own[path] != kubernetes[path]} == {}
+
+
 @pytest.mark.parametrize(
     ("image", "module", "path"),
     [

@@ -108,4 +108,5 @@ def chosen(folder: Path, tests: str, expression: str) -> set[str]:
         text=True,
         check=False,
     )
+    assert done.returncode == 0, done.stdout + done.stderr
     return set(re.findall(r"::test_(\S+)", done.stdout))

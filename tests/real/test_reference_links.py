@@ -181,7 +181,7 @@ def alias_of(link: dict[str, Any]) -> str | None:
     return None if alias is None or alias.startswith("nodeplug ") else str(alias)
 
 
-@pytest.mark.parametrize("version", divided(VERSIONS, {VERSIONS[0], VERSIONS[-1]}, ()))
+@pytest.mark.parametrize("version", divided(VERSIONS, {"0.2.0", "0.4.0", "1.1.0"}, ()))
 @pytest.mark.parametrize("plugin", KEYS)
 def test_results_are_equal_in_every_version(sides: tuple[Side, Side], plugin: str, version: str) -> None:
     if plugin == "vrf" and version < "0.3.1":

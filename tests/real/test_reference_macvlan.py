@@ -122,7 +122,7 @@ def world(side: Side) -> Any:
     return link["mtu"], flags, info, sorted(own, key=str), sorted(routes), settings
 
 
-@pytest.mark.parametrize("version", divided(VERSIONS, {VERSIONS[0], VERSIONS[-1]}, ()))
+@pytest.mark.parametrize("version", divided(VERSIONS, {"0.2.0", "0.4.0", "1.1.0"}, ()))
 def test_results_are_equal_in_every_version(sides: tuple[Side, Side], version: str) -> None:
     results = [comparable(side.add(version, VARIANTS["dns"]), side, chosen=False) for side in sides]
     assert results[1] == results[0]

@@ -1,7 +1,7 @@
 """A process that has imported the daemon, and forks one on request.
 
-Owns: importing once what each daemon of a test imports, forking, entering the caller's namespaces, environment and
-streams, and reporting exit statuses.
+Owns: importing once what each daemon of a test imports, forking, entering the namespaces, environment and streams
+that are asked for, and reporting exit statuses.
 Refuses: everything else: the fork runs the same `nodeplug serve` that `python -m nodeplug` would.
 
 Run as a file, by `forked`, with the `PYTHONPATH` from which it imports as its argument; each child has its own.
@@ -97,9 +97,11 @@ def _serve() -> dict[str, Any] | None:
         if order["repeated"] and order["target"] not in loaded:
             _load_imports_of(order["target"], order["env"].get("PYTHONPATH", ""))
             loaded.add(order["target"])
-        # Before the answer: the thread that asks, whose namespaces these are, may end with it.
-        order["namespaces"] = [[_open(f"{order['task']}/ns/{kind}"), flag] for kind, flag in _NAMESPACES.items()]
-        order["root"] = _open(f"{order['task']}/root")
+        try:  # before the answer: the thread that asks, whose namespaces these are, may end with it
+            order |= _surroundings(order["task"])
+        except OSError as error:
+            _answer({"error": f"the process beside which to start another one has ended: {error}"})
+            continue
         child = os.fork()  # noqa: TID251 - see the first lines
         if child == 0:
             return dict(order)
@@ -111,6 +113,23 @@ def _serve() -> dict[str, Any] | None:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGTERM)
     return None
+
+
+def _surroundings(task: str) -> dict[str, Any]:
+    """Open the namespaces and the root directory of a task.
+
+    Raises:
+        OSError: it has ended.
+    """
+    opened: list[int] = []
+    try:
+        for name in (*(f"ns/{kind}" for kind in _NAMESPACES), "root"):
+            opened.append(_open(f"{task}/{name}"))  # noqa: PERF401 - what is open is closed when one cannot be opened
+    except OSError:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise
+    return {"namespaces": list(zip(opened, _NAMESPACES.values(), strict=False)), "root": opened[-1]}
 
 
 def _answer(document: Mapping[str, Any]) -> None:

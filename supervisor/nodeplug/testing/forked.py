@@ -115,7 +115,7 @@ def start(
         beside: the id of a process in whose namespaces and root directory it runs instead.
 
     Raises:
-        NotReady: the process that forks has ended.
+        NotReady: the process that forks has ended, or that one beside which it is to run.
     """
     order = {
         "target": target,
@@ -127,7 +127,10 @@ def start(
         "task": f"/proc/{beside or f'{os.getpid()}/task/{threading.get_native_id()}'}",
     }
     server = _server(env)
-    return Forked(server, int(server.ask(order)["pid"]))
+    answer = server.ask(order)
+    if "error" in answer:
+        raise NotReady(answer["error"])
+    return Forked(server, int(answer["pid"]))
 
 
 def run(
@@ -137,6 +140,7 @@ def run(
     *,
     repeated: bool = False,
     beside: int | None = None,
+    timeout: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Do so and wait for its end; return its status and what it printed.
 
@@ -146,17 +150,30 @@ def run(
         env: see `start`.
         repeated: see `start`.
         beside: see `start`.
+        timeout: in seconds; it is killed then.
 
     Raises:
-        NotReady: the process that forks has ended.
+        NotReady: see `start`.
+        subprocess.TimeoutExpired: it did not end in time.
     """
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         files = Path(out.name), Path(err.name)
-        status = start(
-            target, arguments, env, stdout=files[0], stderr=files[1], repeated=repeated, beside=beside
-        ).wait()
+        process = start(target, arguments, env, stdout=files[0], stderr=files[1], repeated=repeated, beside=beside)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
         said = [stream.read().decode() for stream in (out, err)]
     return subprocess.CompletedProcess([target, *arguments], status, *said)
+
+
+def close_idle() -> None:
+    """End the processes that fork and have no child now; each shares memory with what it has forked."""
+    with _LOCK:
+        for key in [key for key, server in _SERVERS.items() if not server.children]:
+            _SERVERS.pop(key).close()
 
 
 def _server(env: Mapping[str, str]) -> "_Server":

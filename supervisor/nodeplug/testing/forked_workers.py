@@ -88,7 +88,10 @@ def serve(orders: socket.socket) -> int:
     """Fork a worker for each order until the socket is closed. In the child, run the worker and return its status."""
     orders = socket.socket(fileno=fcntl.fcntl(orders.detach(), fcntl.F_DUPFD_CLOEXEC, _AWAY))
     while True:
-        data, descriptors, _, _ = socket.recv_fds(orders, _LONGEST, 4)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(orders, _LONGEST, 4)
+        except ConnectionResetError:  # the daemon has gone without reading an answer
+            return 0
         if not data:
             return 0
         try:
@@ -139,7 +142,7 @@ def _become(order: Mapping[str, Any], descriptors: list[int], orders: socket.soc
 
 
 def _inherited() -> dict[str, Any]:
-    """Return what a process has from the one that executes it. Of one that is being killed /proc tells no umask."""
+    """Return what an executed process takes over. /proc shows no umask of a process that is being killed."""
     status = Path("/proc/thread-self/status").read_text(encoding="ascii")
     umask = status.partition("\nUmask:")[2].split(maxsplit=1)[0]
     return {"umask": int(umask, 8), "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)}

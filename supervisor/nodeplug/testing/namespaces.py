@@ -1,6 +1,7 @@
 """New namespaces, also where `/` is not a mount point.
 
-Owns: the command that starts a program in fresh namespaces, and that no mount made inside is ever seen outside.
+Owns: the commands that start a program in fresh namespaces or in those of a process, and that no mount made inside of
+fresh ones is ever seen outside.
 Refuses: what is done in them.
 
 The kernel changes the propagation only of mount points, and the root of a plain chroot is not one: `unshare` with any
@@ -48,6 +49,16 @@ def command(*, network: bool, host_name: bool = False) -> list[str]:
     if mounted_at("/") is not None:
         return [*made, "--mount", "--propagation", "private", "--"]
     return [*made, "--mount", "--propagation", "unchanged", "--", sys.executable, "-m", "nodeplug.testing.namespaces"]
+
+
+def entering(pid: int) -> list[str]:
+    """Return what executes a program, given as further arguments, in the namespaces and the root of a process.
+
+    Args:
+        pid: of that process; its mount, network and host name namespaces count.
+    """
+    # In a chroot the root of the namespace is another one than that of whoever made it.
+    return ["nsenter", "-t", str(pid), "-m", "-n", "-u", "--root", "--wd", "--"]
 
 
 def enter(*, network: bool) -> None:

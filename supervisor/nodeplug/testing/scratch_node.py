@@ -1,7 +1,7 @@
 """A whole node in one folder: the real daemon as a process of its own, with every path below a root.
 
 Owns: the configuration file, the process, its log, and requests for its status.
-Refuses: namespaces. The caller decides in which network and mount namespace it runs.
+Refuses: to make namespaces. The caller decides in which network and mount namespace it runs.
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from nodeplug.config import Configuration, Paths, load
 from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.exec.client import ask
-from nodeplug.testing import forked
+from nodeplug.testing import forked, namespaces
 from nodeplug.testing.isolation import Isolation, isolated
 
 if TYPE_CHECKING:
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 _STARTING: Final = 60.0
 _ENDING: Final = 20.0
 _LOG_TAIL: Final = 4000
-
-
-def _entering(pid: int) -> list[str]:
-    """Return a command that executes another one in the namespaces of a process."""
-    # In a chroot the root of the namespace is another one than that of whoever made it.
-    return ["nsenter", "-t", str(pid), "-m", "-n", "-u", "--root", "--wd", "--"]
 
 
 def _as_root(supervisor: str) -> str:
@@ -49,7 +43,8 @@ class ScratchNode:
             Without `plugin_user`, processes of plugins run as root: the Python may be in a folder of root's alone.
         whole: `plugins` is a whole configuration file instead.
         env: more environment for the daemon.
-        within: a command that executes the daemon and every nodeplug command in another environment; it must not fork.
+        within: a command that executes the daemon and every nodeplug command, such as one that confines them; it must
+            not fork.
         beside: the id of a process in whose mount, network and host name namespaces the daemon and every command run.
         fork: fork the daemon from a process that has imported it, instead of starting Python: it starts within
             milliseconds, with another command line in /proc. With `within` it is executed all the same.
@@ -75,13 +70,12 @@ class ScratchNode:
         self.root = root
         self.config_path = root / "etc" / "nodeplug" / "nodeplug.toml"
         self.log_path = root / "daemon.log"
-        self._within = list(within) if beside is None else [*within, *_entering(beside)]
+        self._within = list(within) if beside is None else [*within, *namespaces.entering(beside)]
         self._beside = beside
         self._env = {**os.environ, **(env or {})}
         self._fork = fork and not within
-        # Who forks has read these variables; one for a single command would take longer than that command.
-        read = {name for name in env or () if name.startswith("PYTHON")} - {"PYTHONPATH"}
-        self._fork_commands = not within and (fork or not read)
+        # Who forks has imported what these variables say; one for a single command would take longer than that command.
+        self._fork_commands = not within and (fork or not any(name.startswith("PYTHON") for name in env or ()))
         self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._paths: Paths | None = None
         self._isolation = isolation
@@ -136,7 +130,7 @@ class ScratchNode:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a nodeplug command for this node and return what it printed; never raises for its exit status.
 
-        It is forked as with `fork`, unless it has variables that the interpreter reads or runs `within` a command.
+        It is forked as with `fork`, unless it has another `PYTHONPATH` than this process or runs `within` a command.
         """
         if self._fork_commands:
             return forked.run("nodeplug", self._located(*arguments), self._env, beside=self._beside)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from nodeplug.testing import ScratchNode, forked, rig
+from nodeplug.contract.errors import NotReady
+from nodeplug.testing import ScratchNode, forked, namespaces, rig
 from nodeplug.testing.scratch_cni import new_netns, run_in
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(forked.search_path())}
@@ -30,6 +31,11 @@ print(json.dumps({
 FIND = """
 import importlib.util, json, os, sys
 print(json.dumps({"parent": os.getppid(), "found": [one for one in sys.argv[1:] if importlib.util.find_spec(one)]}))
+"""
+
+PLACE = """
+import os
+print(*(os.stat(path).st_ino for path in ("/proc/self/ns/mnt", "/proc/self/ns/net", "/proc/self/ns/uts", "/")))
 """
 
 
@@ -235,6 +241,36 @@ def test_processes_that_fork_do_not_pile_up(forks: Forks) -> None:
             former = server
     assert gone(former)
     assert not gone(server)
+
+
+@pytest.mark.node
+@pytest.mark.programs("unshare")
+def test_what_is_forked_beside_a_process_is_in_its_namespaces_and_its_root(tmp_path: Path) -> None:
+    (tmp_path / "place.py").write_text(PLACE)
+    words = [*namespaces.command(network=True, host_name=True), "sleep", "infinity"]
+    with subprocess.Popen(words) as other:
+        own = [f"/proc/{other.pid}/{name}" for name in ("ns/mnt", "ns/net", "ns/uts", "root/")]
+        until(lambda: Path(f"/proc/{other.pid}/comm").read_text() == "sleep\n")
+        said = forked.run(str(tmp_path / "place.py"), (), ENV, beside=other.pid).stdout
+        assert said.split() == [str(os.stat(path).st_ino) for path in own]  # noqa: PTH116
+        other.kill()
+
+
+def test_a_process_that_has_ended_is_told_and_leaves_other_children_alone(forks: Forks) -> None:
+    child = forks.start("import time; time.sleep(1000)")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with pytest.raises(NotReady, match="the process beside which to start another one has ended"):
+        forked.run("nodeplug", ("version",), ENV, beside=ended.pid)
+    assert child.poll() is None
+    child.kill()
+    assert child.wait(60) == -signal.SIGKILL
+
+
+def test_a_command_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)")
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked.run(str(tmp_path / "hangs.py"), (), ENV, timeout=0.1)
 
 
 def test_a_command_is_told_with_its_status_and_both_streams(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -44,6 +45,22 @@ def test_a_worker_is_forked_for_a_daemon_whose_main_thread_has_ended() -> None:
     words = [sys.executable, "-c", _DAEMON]
     done = subprocess.run(words, env=searching(), capture_output=True, timeout=60, check=False)
     assert (json.loads(done.stdout)["op"], done.stderr) == ("hello", b"")
+
+
+def test_a_process_that_forks_ends_without_a_word_when_its_daemon_goes_before_an_answer() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    told, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [sys.executable, "-P", forked_workers.__file__, str(theirs.fileno())]
+    process = subprocess.Popen(words, pass_fds=[theirs.fileno()], env=searching(), stderr=subprocess.PIPE)
+    theirs.close()
+    with control, open(os.devnull, "r+b") as nothing:  # noqa: PTH123
+        arguments = [str(DESCRIPTOR), str(VERSION), str(os.getpid())]
+        order = {"arguments": arguments, "environment": searching(), "umask": 0o22, "nofile": [1024, 1024]}
+        socket.send_fds(ours, [json.dumps(order).encode()], [*[nothing.fileno()] * 3, control.fileno()])
+    select.select([ours], [], [])
+    told.close()
+    ours.close()  # with the answer unread
+    assert (process.communicate(timeout=60)[1], process.returncode) == (b"", 0)
 
 
 def test_a_worker_whose_daemon_has_gone_ends_without_a_word(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def provisioning(
         control: of whose claims.
         kubeconfig: makes the provisioner's, of the token of its ServiceAccount; by default straight to the server.
         more: keys of loopfile.
-        fork: start it quickly, and not on the node but beside it: for a daemon that mounts nothing.
+        fork: start it quickly, and not on the node but in the namespaces of the test: for a daemon that mounts nothing.
         env: more environment for the daemon.
     """
     node = control.node

@@ -140,8 +140,7 @@ class PrivateNode:
 
     def command(self, *arguments: str) -> list[str]:
         """Return the argument list that executes a program inside, in the process that is started with it."""
-        # In a chroot the root of the namespace is another one than that of whoever made it.
-        return ["nsenter", "-t", str(self.pid), "-m", "-n", "-u", "--root", "--wd", "--", *arguments]
+        return [*namespaces.entering(self.pid), *arguments]
 
     def run(self, *arguments: str) -> str:
         """Run a program inside and return what it printed.
@@ -174,7 +173,7 @@ class PrivateNode:
     def _look(self, *folders: Path) -> list[str]:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *forked.search_path()])}
         words = [str(folder) for folder in folders]
-        done = forked.run("tests.real.printed_inventory", words, env, repeated=True, beside=self.pid)
+        done = forked.run("tests.real.printed_inventory", words, env, repeated=True, beside=self.pid, timeout=60)
         if done.returncode != 0:
             raise PluginError(f"no inventory could be taken: {done.stderr}")
         entries: list[str] = json.loads(done.stdout)
