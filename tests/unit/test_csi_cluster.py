@@ -1,12 +1,15 @@
 """What is told of a driver in a cluster: what is there, what is wrong, and what to do."""
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import pytest
 
 from nodeplug import VolumeClaim
-from nodeplug.csi.cluster import Cluster, report
+from nodeplug.contract.errors import NotFound, PluginError
+from nodeplug.csi.cluster import Cluster, look, report
 from nodeplug.csi.objects import Driver, drivers_of
+from nodeplug.kubeapi.resources import Object, Resource
 
 HOOKS = frozenset({"volume_publish", "volume_create", "volume_capacity"})
 STORE = Driver("store.acme", VolumeClaim("acme/store", node_local=True), HOOKS)
@@ -43,6 +46,46 @@ def problems(seen: Cluster, served: dict[str, Any] | None = REGISTERED, driver: 
 def one_problem(seen: Cluster, served: dict[str, Any] | None = REGISTERED) -> str:
     (only,) = problems(seen, served)
     return only
+
+
+class Told:
+    """A client that answers with the name of what it is asked for, or an error."""
+
+    def __init__(self, **errors: PluginError) -> None:
+        self._errors = errors
+
+    async def list(self, resource: Resource) -> list[Object]:
+        return [await self.get(resource, "all")]
+
+    async def get(self, resource: Resource, name: str) -> Object:
+        if resource.plural in self._errors:
+            raise self._errors[resource.plural]
+        return {"is": f"{name} {resource.plural}"}
+
+    def look(self) -> Cluster:
+        return asyncio.run(look(cast("Any", self), "n"))
+
+
+def test_each_kind_of_object_is_asked_for() -> None:
+    plurals = {
+        "csi_drivers": "csidrivers",
+        "classes": "storageclasses",
+        "capacities": "csistoragecapacities",
+        "volumes": "persistentvolumes",
+    }
+    lists: Any = {name: ({"is": f"all {plural}"},) for name, plural in plurals.items()}
+    assert Told().look() == Cluster(node={"is": "n nodes"}, csi_node={"is": "n csinodes"}, **lists)
+
+
+def test_what_is_missing_is_empty_and_what_may_not_be_read_is_unknown() -> None:
+    seen = Told(csinodes=NotFound("none"), nodes=PluginError("no"), storageclasses=PluginError("never")).look()
+    assert (seen.csi_node, seen.node, seen.classes) == ({}, {}, ())
+    assert seen.unknown == {"nodes": "no", "storageclasses": "never"}
+
+
+def test_who_may_not_read_drivers_is_told_so() -> None:
+    with pytest.raises(PluginError, match="you may not"):
+        Told(csidrivers=PluginError("you may not")).look()
 
 
 def test_where_nothing_is_wrong_everything_is_shown() -> None:
