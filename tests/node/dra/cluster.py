@@ -6,7 +6,6 @@ Refuses: to do any harm (`torture`).
 
 import json
 import os
-import select
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from tests.ended import kill
 from tests.node.dra.cards_guest import SIZE
 
 from nodeplug.fields import parse_quantity
@@ -260,15 +260,3 @@ class Cluster(Served):
 def serving(node: ScratchNode) -> int:
     """Return the pid of the daemon that serves, be it a successor."""
     return int(node.status()["pid"])
-
-
-def kill(pid: int) -> None:
-    """Kill a process that is not a child, and wait until all of its threads are gone, and its sockets with them."""
-    process = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        ended = select.poll()
-        ended.register(process, select.POLLIN)
-        assert ended.poll(60_000), f"process {pid} survives SIGKILL"
-    finally:
-        os.close(process)

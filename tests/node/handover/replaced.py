@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from tests.ended import wait_until_ended
+
 from nodeplug.testing import ScratchNode
-from nodeplug.testing.waiting import until
 
 SECTION = '[plugins.guest]\nuses = "handover_guest:Guest"\nisolation = "{}"\nconfig = {{ folder = "{}" }}\n'
 T = TypeVar("T")
@@ -47,14 +48,8 @@ def replace(node: ScratchNode) -> int:
     told = json.loads(done.stdout)
     assert told["pid"] == before
     assert told["successor"] == serving(node) != before
-    until(lambda: not Path(f"/proc/{before}/exe").exists() or zombie(before))
+    wait_until_ended(before)
     return int(told["successor"])
-
-
-def zombie(pid: int) -> bool:
-    with suppress(OSError):
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    return True
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.handover.replaced import SECTION, beside, replace, running, serving, zombie
+from tests.ended import wait_until_ended
+from tests.node.handover.replaced import SECTION, beside, replace, running, serving
 
 from nodeplug.testing import BlockingKubelet, ScratchNode
 from nodeplug.testing.waiting import until
@@ -336,7 +337,7 @@ def test_a_successor_whose_predecessor_is_killed_stays_unless_another_daemon_is_
             (tmp_path / "hold start").unlink()
             asked()
         if supervised:
-            until(lambda: zombie(successor))
+            wait_until_ended(successor)
             node.start()  # as systemd does
             assert serving(node) == node.pid
             node.kill()

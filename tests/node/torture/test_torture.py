@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from nodeplug.testing.waiting import until
+from tests.ended import wait_until_ended
 
 pytestmark = pytest.mark.programs("ip", "nft")
 
@@ -80,7 +79,7 @@ def replace_often(torture: Any, times: int, share: float = 0.5, pause: float = 0
     torture.settle()
     last = torture.node.status()["pid"]
     os.kill(last, signal.SIGTERM)  # it is no child of this process
-    until(lambda: not Path(f"/proc/{last}/exe").exists())
+    wait_until_ended(last)
     assert torture.failures == []
     assert torture.refusals == []
     assert lives > 0

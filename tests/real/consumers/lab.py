@@ -5,9 +5,7 @@ resource as kubelet lists them, the inventory.
 Refuses: what runs in the pods, and which plugins there are.
 """
 
-import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.ended import kill
 from tests.real.consumers.api_server import ApiServer
 from tests.real.consumers.containerd import Containerd
 from tests.real.consumers.control_plane import ControlPlane
@@ -141,8 +140,8 @@ class Lab:
             yield replace
         finally:
             if last:
-                os.kill(last, signal.SIGKILL)
-                until(lambda: not Path(f"/proc/{last}/exe").exists() and not self.daemon.running)
+                kill(last)
+                until(lambda: not self.daemon.running)
                 self.until_listed(self.daemon.start)
 
     def put(self, name: str, script: str = "", **more: Any) -> None:

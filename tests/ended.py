@@ -1,0 +1,34 @@
+"""The end of a process that is not a child.
+
+It has ended when all of its threads have. Until then its sockets are open, although /proc shows a zombie without a
+program as soon as its first thread has ended.
+"""
+
+import os
+import select
+import signal
+from contextlib import suppress
+
+from nodeplug.testing.waiting import PATIENCE
+
+
+def wait_until_ended(pid: int, seconds: float = PATIENCE) -> None:
+    """Wait for the end of a process with all of its threads; one that is not there has ended.
+
+    Raises:
+        AssertionError: it did not end within so many seconds.
+    """
+    with suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        try:
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            assert ended.poll(seconds * 1000), f"process {pid} has not ended in {seconds:g} s"
+        finally:
+            os.close(process)
+
+
+def kill(pid: int) -> None:
+    """Kill a process, and wait for its end."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until_ended(pid)
