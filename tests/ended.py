@@ -7,7 +7,8 @@ program as soon as its first thread has ended.
 import os
 import select
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from nodeplug.testing.waiting import PATIENCE
 
@@ -18,17 +19,32 @@ def wait_until_ended(pid: int, seconds: float = PATIENCE) -> None:
     Raises:
         AssertionError: it did not end within so many seconds.
     """
-    with suppress(ProcessLookupError):
-        process = os.pidfd_open(pid)
-        try:
-            ended = select.poll()
-            ended.register(process, select.POLLIN)
-            assert ended.poll(seconds * 1000), f"process {pid} has not ended in {seconds:g} s"
-        finally:
-            os.close(process)
+    with suppress(ProcessLookupError), _opened(pid) as process:
+        _wait(process, pid, seconds)
 
 
 def kill(pid: int) -> None:
-    """Kill a process, and wait for its end."""
-    os.kill(pid, signal.SIGKILL)
-    wait_until_ended(pid)
+    """Kill a process, and wait for its end.
+
+    Raises:
+        ProcessLookupError: it is not there.
+        AssertionError: it did not end.
+    """
+    with _opened(pid) as process:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        _wait(process, pid, PATIENCE)
+
+
+@contextmanager
+def _opened(pid: int) -> Iterator[int]:
+    process = os.pidfd_open(pid)
+    try:
+        yield process
+    finally:
+        os.close(process)
+
+
+def _wait(process: int, pid: int, seconds: float) -> None:
+    ended = select.poll()
+    ended.register(process, select.POLLIN)
+    assert ended.poll(seconds * 1000), f"process {pid} has not ended in {seconds:g} s"

@@ -116,7 +116,7 @@ def _serve() -> dict[str, Any] | None:
 
 
 def _surroundings(task: str) -> dict[str, Any]:
-    """Open the namespaces and the root directory of a task.
+    """Open the namespaces and the root directory of a thread or process, given by its folder in /proc.
 
     Raises:
         OSError: it has ended.

@@ -170,7 +170,7 @@ def run(
 
 
 def close_idle() -> None:
-    """End the processes that fork and have no child now; each shares memory with what it has forked."""
+    """End the fork servers that have no child. A daemon shares memory with the fork server that started it."""
     with _LOCK:
         for key in [key for key, server in _SERVERS.items() if not server.children]:
             _SERVERS.pop(key).close()

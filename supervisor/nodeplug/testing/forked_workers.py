@@ -142,7 +142,10 @@ def _become(order: Mapping[str, Any], descriptors: list[int], orders: socket.soc
 
 
 def _inherited() -> dict[str, Any]:
-    """Return what an executed process takes over. /proc shows no umask of a process that is being killed."""
+    """Return the umask and the limit of open files of this thread, which an executed process would inherit.
+
+    The worker cannot read them itself: /proc shows no umask of a process that is being killed.
+    """
     status = Path("/proc/thread-self/status").read_text(encoding="ascii")
     umask = status.partition("\nUmask:")[2].split(maxsplit=1)[0]
     return {"umask": int(umask, 8), "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)}

@@ -52,12 +52,12 @@ def command(*, network: bool, host_name: bool = False) -> list[str]:
 
 
 def entering(pid: int) -> list[str]:
-    """Return what executes a program, given as further arguments, in the namespaces and the root of a process.
+    """Return the command that executes a program, given as further arguments, in the namespaces of a process.
 
     Args:
         pid: of that process; its mount, network and host name namespaces count.
     """
-    # In a chroot the root of the namespace is another one than that of whoever made it.
+    # --root: a process in a chroot has another root directory than its mount namespace.
     return ["nsenter", "-t", str(pid), "-m", "-n", "-u", "--root", "--wd", "--"]
 
 

@@ -1,15 +1,13 @@
 """A daemon that serves a plugin and is replaced by another one."""
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from tests.ended import wait_until_ended
+from tests.ended import kill, wait_until_ended
 
 from nodeplug.testing import ScratchNode
 
@@ -33,7 +31,7 @@ def running(folder: Path, tmp_path: Path, isolation: str = "thread", **more: str
         yield node
     finally:
         with suppress(Exception):
-            os.kill(serving(node), signal.SIGKILL)
+            kill(serving(node))
         node.kill()
 
 
