@@ -23,9 +23,11 @@ def test_a_process_whose_first_thread_has_ended_is_there_until_its_last_one_ends
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ended\n"
-        with pytest.raises(AssertionError, match=r"has not ended in 0\.05 s"):
-            wait_until_ended(process.pid, 0.05)
-        kill(process.pid)
+        try:
+            with pytest.raises(AssertionError, match=r"has not ended in 0\.05 s"):
+                wait_until_ended(process.pid, 0.05)
+        finally:
+            kill(process.pid)
 
 
 def test_a_process_that_is_not_there_has_ended() -> None:

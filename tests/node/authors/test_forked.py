@@ -250,10 +250,12 @@ def test_what_is_forked_beside_a_process_is_in_its_namespaces_and_its_root(tmp_p
     words = [*namespaces.command(network=True, host_name=True), "sleep", "infinity"]
     with subprocess.Popen(words) as other:
         own = [f"/proc/{other.pid}/{name}" for name in ("ns/mnt", "ns/net", "ns/uts", "root/")]
-        until(lambda: Path(f"/proc/{other.pid}/comm").read_text() == "sleep\n")
-        said = forked.run(str(tmp_path / "place.py"), (), ENV, beside=other.pid).stdout
-        assert said.split() == [str(os.stat(path).st_ino) for path in own]  # noqa: PTH116
-        other.kill()
+        try:
+            until(lambda: Path(f"/proc/{other.pid}/comm").read_text() == "sleep\n")
+            said = forked.run(str(tmp_path / "place.py"), (), ENV, beside=other.pid).stdout
+            assert said.split() == [str(os.stat(path).st_ino) for path in own]  # noqa: PTH116
+        finally:
+            other.kill()
 
 
 def test_a_process_that_has_ended_is_told_and_leaves_other_children_alone(forks: Forks) -> None:
