@@ -1,7 +1,5 @@
 """CHECK finds each kind of drift, GC what is lost, STATUS what will fail."""
 
-import os
-import resource
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +7,7 @@ from ipaddress import ip_interface
 from typing import Any, TypeVar
 
 import pytest
+from tests.own_descriptors import room_for_descriptors
 from tests.programs import need
 
 from nodeplug import CniRoute, LimitedConnectivity, Netns, NotReady, PluginError
@@ -231,15 +230,8 @@ def test_gc_of_many_needs_few_descriptors(scratch: ScratchCni, bridge: Bridge, c
     netns, network = scratch.container(), config("10.88.0.0/24")
     for number in range(160):
         scratch.add(bridge, network, f"c{number}", netns, f"eth{number}")
-    room = [os.dup(0) for _ in range(80)]
-    for descriptor in room:
-        os.close(descriptor)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(room) + 1, limits[1]))
-    try:
+    with room_for_descriptors(80):
         scratch.gc(bridge, network, [])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert look(scratch.host_netns).links == {"lo", "br0"}
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.own_descriptors import open_namespaces
 from tests.programs import need
 
 from nodeplug import bind, mount, unmount
@@ -140,16 +141,6 @@ def _edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
-
-
-def open_namespaces() -> list[str]:
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            found.append(os.readlink(entry))
-        except OSError:
-            continue
-    return sorted(link for link in found if link.startswith("net:["))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """DELs that an entrypoint has kept while the daemon was away, and what becomes of them when it is back."""
 
-import os
-import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.own_descriptors import room_for_descriptors, with_own_descriptors
 
 from nodeplug import CniAdd, CniClaim, CniDel, CniResult, Netns, PluginError, TryAgain, bind, hookimpl, unmount
 from nodeplug.cni.attachments import Key
@@ -139,22 +138,20 @@ def test_a_kept_del_does_not_enter_a_namespace_that_is_another_by_now(
 
 def test_an_add_does_not_pass_kept_dels_that_cannot_be_read(road: ExecRoad, env: Env) -> None:
     road.call("test", env("DEL"), CONFIG)
-    road.start()
 
     async def settle_without_descriptors() -> str:
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest = os.dup(0)
-        os.close(lowest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-        try:
-            await road.spool.settle(Key("test", "net", "c1", "eth0"), road.service.replay)
-        except TryAgain as refusal:
-            return str(refusal)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with room_for_descriptors(0):
+            try:
+                await road.spool.settle(Key("test", "net", "c1", "eth0"), road.service.replay)
+            except TryAgain as refusal:
+                return str(refusal)
         return ""
 
-    assert "Too many open files" in road.wait_for(settle_without_descriptors())
+    def settle() -> str:
+        with road:
+            return road.wait_for(settle_without_descriptors())
+
+    assert "Too many open files" in with_own_descriptors(settle)
 
 
 def test_a_kept_del_that_cannot_be_removed_is_replayed_once(road: ExecRoad, env: Env) -> None:

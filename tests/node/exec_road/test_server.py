@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.own_descriptors import open_namespaces, room_for_descriptors, with_own_descriptors
 
 from nodeplug import PluginError
 from nodeplug.contract.netns import Netns
@@ -119,22 +120,20 @@ def test_more_descriptors_than_two_are_dropped(server: ExecRoad) -> None:
 
 @pytest.mark.node
 @pytest.mark.parametrize("received", [0, 1])
-@pytest.mark.usefixtures("no_leak")
 def test_a_call_whose_descriptors_are_lost_for_want_of_room_is_told_to_try_again(
-    server: ExecRoad, netns: Path, received: int
+    road: ExecRoad, netns: Path, received: int
 ) -> None:
-    fds = (os.open("/proc/self/ns/net", os.O_RDONLY), os.open(netns, os.O_RDONLY))
-    room = [os.dup(0) for _ in range(2 + received)]  # the two ends of the connection come first
-    for fd in room:
-        os.close(fd)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(room) + 1, limits[1]))
-    try:
-        reply = converse(server, Frame("cni", "x", env={"CNI_COMMAND": "VERSION"}).encode(), fds)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    def call() -> Reply:
+        before = open_namespaces()
+        fds = (os.open("/proc/self/ns/net", os.O_RDONLY), os.open(netns, os.O_RDONLY))
+        with road, room_for_descriptors(2 + received):  # the two ends of the connection come first
+            reply = converse(road, Frame("cni", "x", env={"CNI_COMMAND": "VERSION"}).encode(), fds)
         for fd in fds:
             os.close(fd)
+        assert open_namespaces() == before
+        return reply
+
+    reply = with_own_descriptors(call)
     assert (reply.exit, json.loads(reply.stdout)["code"]) == (1, 11)
 
 
@@ -209,6 +208,7 @@ def test_a_handler_that_raises_is_answered_and_the_server_lives(road: ExecRoad) 
 STRANGER = """
 import os, sys
 os.setgid(65534); os.setuid(65534)
+import resource
 import socket
 with socket.socket(socket.AF_UNIX) as peer:
     peer.connect(sys.argv[1])
