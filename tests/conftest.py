@@ -21,14 +21,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pyroute2 import IPRoute
 from tests import environments, programs
-from tests.costs import Costs, CpuBudget, Speed
 
 from nodeplug import NotReady, PluginError
 from nodeplug.testing import folders, forked, namespaces
 from nodeplug.testing.waiting import until
 from nodeplug_volumes import loopdev
 
-pytest_plugins = ["tests.suites"]
+pytest_plugins = ["tests.suites", "tests.costs"]
 
 # A loaded machine is no failure: neither an example that takes long, nor few of them in a second.
 settings.register_profile("nodeplug", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -80,20 +79,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--costs", type=Path, help="append what each test costs to this file, one line of JSON for each")
-    parser.addoption("--cpu-budget", type=float, help="fail if the session uses a fifth more CPU seconds than these")
     parser.addoption("--programs", type=Path, help="record in this file which programs each test declares and executes")
     parser.addoption("--without", default="", help="hide these programs from the tests (as root): names with commas")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("costs") is not None:
-        config.pluginmanager.register(Costs(config.getoption("costs").absolute()))
-    if config.getoption("cpu_budget") is not None:
-        speed = Speed()
-        config.pluginmanager.register(speed)
-        if not hasattr(config, "workerinput"):
-            config.pluginmanager.register(CpuBudget(config.getoption("cpu_budget"), speed))
     declared = programs.register(config)
     forked.workers_too = True
     # The distribution's own programs, whatever has the same name elsewhere on PATH.

@@ -29,6 +29,21 @@ _SAMPLES = "nodeplug speed"
 _TOLERANCE = 1.2
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", type=Path, help="append what each test costs to this file, one line of JSON for each")
+    parser.addoption("--cpu-budget", type=float, help="fail if the session uses a fifth more CPU seconds than these")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("costs") is not None:
+        config.pluginmanager.register(Costs(config.getoption("costs").absolute()))
+    if config.getoption("cpu_budget") is not None:
+        speed = Speed()
+        config.pluginmanager.register(speed)
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(CpuBudget(config.getoption("cpu_budget"), speed))
+
+
 class Costs:
     """Measures every test of a session.
 

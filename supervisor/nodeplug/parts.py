@@ -8,7 +8,6 @@ in any order, so none asks for one that asks for it: what goes both ways is a me
 import asyncio
 from collections.abc import Collection, Sequence
 from functools import cached_property, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +59,7 @@ from nodeplug.observe.reports import Reports
 from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process.succession import Predecessor
 from nodeplug.provisioner.section import Provisioning, provisioner_of
+from nodeplug.release import own_version
 from nodeplug.volumes.service import Volumes
 from nodeplug.worker.cgroups import Cgroups
 
@@ -324,7 +324,7 @@ class Parts:
     @cached_property
     def metrics(self) -> Metrics:
         """Of the daemon."""
-        return Metrics(version("nodeplug"))
+        return Metrics(own_version())
 
     @cached_property
     def recorder(self) -> Recorder:

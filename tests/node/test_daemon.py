@@ -123,6 +123,18 @@ def test_a_socket_left_by_a_killed_daemon_is_replaced(node: Callable[..., Scratc
     assert scratch.status()["ready"]
 
 
+def test_a_release_that_is_installed_over_it_does_not_change_the_version_that_it_says(
+    node: Callable[..., ScratchNode], tmp_path: Path
+) -> None:
+    scratch = node()
+    scratch.start()
+    version = scratch.status()["version"]
+    later = tmp_path / "nodeplug-99.0.0.dist-info"
+    later.mkdir()
+    (later / "METADATA").write_text("Metadata-Version: 2.1\nName: nodeplug\nVersion: 99.0.0\n")
+    assert scratch.status()["version"] == version != "99.0.0"
+
+
 def test_the_socket_is_for_its_owner_alone(node: Callable[..., ScratchNode]) -> None:
     scratch = node()
     scratch.start()

@@ -139,7 +139,7 @@ def test_what_is_no_network_namespace_is_refused(path: str) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(InvalidNetns):
         Netns.open(path)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # one of an earlier test may have been closed meanwhile
 
 
 def test_a_bind_mounted_namespace_is_recognised(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def descriptors() -> Iterator[None]:
     """At the end as many are open as before."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     yield
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # one of an earlier test may have been closed meanwhile
 
 
 def test_a_kept_socket_is_open_until_it_is_dropped(descriptors: None) -> None:

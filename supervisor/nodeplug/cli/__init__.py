@@ -54,9 +54,9 @@ def version() -> None:
 
     Example: `nodeplug version`
     """
-    from importlib.metadata import version as version_of
+    from nodeplug.release import own_version
 
-    print(f"nodeplug {version_of('nodeplug')}")
+    print(f"nodeplug {own_version()}")
 
 
 _COMMANDS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {

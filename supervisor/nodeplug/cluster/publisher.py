@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Final
 
 from nodeplug.cluster.conditions import DOMAIN, NotReadyConditions
@@ -35,6 +34,7 @@ from nodeplug.kubeapi.credentials import Credentials, find
 from nodeplug.kubeapi.refusals import TooManyRequests
 from nodeplug.kubeapi.watch import Pauses
 from nodeplug.process.aside import aside
+from nodeplug.release import own_version
 
 LOG: Final = logging.getLogger(__name__)
 TURN: Final = 10.0
@@ -226,7 +226,7 @@ class Publisher:
         )
 
     def _own_labels(self) -> Iterator[tuple[str, str]]:
-        yield f"{DOMAIN}/version", label_value(version("nodeplug"))
+        yield f"{DOMAIN}/version", label_value(own_version())
         for name, slot in self.registry.slots.items():
             if slot.state != "refused":
                 yield f"{DOMAIN}/plugin-{label_value(name)[:55]}", "true"

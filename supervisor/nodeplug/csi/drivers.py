@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -30,6 +29,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane
+from nodeplug.release import own_version
 from nodeplug.volumes.ledger import UNPUBLISHING
 from nodeplug.volumes.service import Volumes
 
@@ -69,7 +69,7 @@ class CsiDrivers:
     _noted: Mapping[str, str] | None = None
     _csi_node: "CsiNode | None" = None
     _lane: Lane = field(default_factory=lambda: Lane("kubelet's folders of CSI sockets"))
-    _version: str = field(default_factory=lambda: version("nodeplug"))
+    _version: str = field(default_factory=own_version)
 
     @property
     def kubelet(self) -> Path:

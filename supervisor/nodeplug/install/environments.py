@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fcntl import LOCK_EX, flock
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.config import PluginSection
 from nodeplug.contract.errors import Exhausted, InvalidRequest, NotFound, PluginError, TryAgain
 from nodeplug.contract.mounts import mounts
+from nodeplug.release import own_version
 
 PLACE: Final = Path("/opt/nodeplug-plugins")
 """Where environments are, below the root; a section names its Python there."""
@@ -92,7 +92,7 @@ class Wanted:
         """Return what pip is told."""
         links = [word for place in self.find_links for word in ("--find-links", str(Path(place).absolute()))]
         spec = str(Path(self.spec).absolute()) if Path(self.spec).exists() else self.spec
-        return [*links, *(["--no-index"] if self.no_index else []), f"nodeplug=={version('nodeplug')}", spec]
+        return [*links, *(["--no-index"] if self.no_index else []), f"nodeplug=={own_version()}", spec]
 
 
 def add(folder: Path, wanted: Wanted, group: str) -> Environment:

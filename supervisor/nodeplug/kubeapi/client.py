@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from importlib.metadata import version
 from typing import Any, Final, Literal, Self
 from urllib.parse import urlencode
 
@@ -22,6 +21,7 @@ from nodeplug.kubeapi.credentials import Credentials
 from nodeplug.kubeapi.refusals import Asked, Expired, Unreachable, refusal, retry_after
 from nodeplug.kubeapi.resources import Object, Resource
 from nodeplug.process.lane import Lane
+from nodeplug.release import own_version
 
 _METHODS: Final = {
     "get": "GET",
@@ -101,7 +101,7 @@ class Client:
         self._names = Lane("the resolver of names", _PATIENCE_FOR_NAMES)
         self._places = asyncio.Semaphore(bounds.at_once)
         self._idle: list[Connection] = []
-        self._agent = f"nodeplug/{version('nodeplug')}"
+        self._agent = f"nodeplug/{own_version()}"
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
         """Return an object.

@@ -58,9 +58,10 @@ def place_of(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Place:
             f"no plugin {uses!r} is installed{near} installed: {names}; or give `uses = 'module:Class'`"
         )
     point = known[uses]
-    distribution = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+    metadata = None if point.dist is None else point.dist.metadata  # its file is read and parsed for each question
+    distribution = point.value if metadata is None else f"{metadata['Name']} {metadata['Version']}"
     _refuse_other_version(point, distribution)
-    bundled = point.dist is not None and point.dist.name == _OWN
+    bundled = metadata is not None and metadata["Name"] == _OWN
     return Place(uses, point.module, point.attr, distribution, bundled)
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Final
 
 from nodeplug.cluster.section import Publishing
@@ -33,6 +32,7 @@ from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process.lane import Lane
 from nodeplug.provisioner.section import Provisioning
+from nodeplug.release import own_version
 from nodeplug.volumes.ledger import Ledger
 
 LIVELINESS: Final = 30.0
@@ -86,7 +86,7 @@ class Overview:
         volumes = await self._known("volumes", lambda: (ledger.all_staged(), ledger.targets()), ((), ()), unknown)
         entrypoints = await self.keeper.as_dict()
         return self.vital() | {
-            "version": version("nodeplug"),
+            "version": own_version(),
             "node": self.node,
             "pid": os.getpid(),
             "uptime_seconds": round(time.monotonic() - self._started, 3),

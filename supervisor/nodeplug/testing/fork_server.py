@@ -29,13 +29,16 @@ _PRELOADED: Final = (
     "nodeplug.daemon",
     # Modules that a daemon imports lazily, for a section or a plugin.
     "nodeplug.contract.crossing",
+    "nodeplug.contract.network_config",
     "nodeplug.dra.drivers",
     "nodeplug.extender.listener",
+    "nodeplug.networks.followed",
+    "nodeplug.networks.publishing",
+    "encodings.ascii",
     "encodings.idna",
     "grpc._utilities",
     "pydantic.dataclasses",
     "pyroute2",
-    "nodeplug_net.bridge.plugin",
 )
 _NAMESPACES: Final = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}  # CLONE_NEWNET, NEWUTS, NEWNS
 _WORKERS: Final = Path(__file__).with_name("forked_workers.py")
@@ -83,6 +86,13 @@ def _load_imports_of(target: str, search: str) -> None:
     sys.path[:] = path
 
 
+def _load_present(names: Iterable[str]) -> None:
+    """Import the modules that can be found; of one that cannot the child says more."""
+    for name in names:
+        with suppress(ImportError):
+            _load([name])
+
+
 def _serve() -> dict[str, Any] | None:
     """Answer orders; return one in each child, and None at the end."""
     running: set[int] = set()
@@ -97,6 +107,9 @@ def _serve() -> dict[str, Any] | None:
         if order["repeated"] and order["target"] not in loaded:
             _load_imports_of(order["target"], order["env"].get("PYTHONPATH", ""))
             loaded.add(order["target"])
+        if missing := [name for name in order["imports"] if name not in loaded]:
+            loaded.update(missing)
+            _load_present(missing)
         try:  # before the answer: the thread that asks, whose namespaces these are, may end with it
             order |= _surroundings(order["task"])
         except OSError as error:

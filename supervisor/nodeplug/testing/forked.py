@@ -99,6 +99,7 @@ def start(
     stdout: Path,
     stderr: Path,
     repeated: bool = False,
+    imports: Sequence[str] = (),
     beside: int | None = None,
 ) -> Forked:
     """Start a module or a file of Python in the namespaces of the calling thread, with `/` as its folder.
@@ -112,6 +113,7 @@ def start(
         stderr: likewise.
         repeated: whether it is a module that is started many times: it is imported once, before, and each child finds
             what it imports. As long as it is not `__main__` it does no more than that.
+        imports: modules that it will import; each is imported once, before, where it can be found without PYTHONPATH.
         beside: the id of a process in whose namespaces and root directory it runs instead.
 
     Raises:
@@ -122,6 +124,7 @@ def start(
         "argv": [target, *arguments],
         "env": dict(env),
         "repeated": repeated,
+        "imports": list(imports),
         "streams": [str(stdin), str(stdout), str(stderr)],
         "workers": workers_too,
         "task": f"/proc/{beside or f'{os.getpid()}/task/{threading.get_native_id()}'}",

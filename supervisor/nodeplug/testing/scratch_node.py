@@ -10,13 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from nodeplug.config import Configuration, Paths, load
 from nodeplug.contract.errors import NotReady, PluginError
+from nodeplug.contract.plugin_class import GROUP
 from nodeplug.exec.client import ask
 from nodeplug.testing import forked, namespaces
 from nodeplug.testing.isolation import Isolation, isolated
@@ -27,6 +31,20 @@ if TYPE_CHECKING:
 _STARTING: Final = 60.0
 _ENDING: Final = 20.0
 _LOG_TAIL: Final = 4000
+
+
+@cache
+def _bundled() -> Mapping[str, str]:
+    return {point.name: point.module for point in distribution("nodeplug").entry_points if point.group == GROUP}
+
+
+def _bundled_modules(text: str) -> list[str]:
+    """Return the modules of the bundled plugins that a configuration names; none if it is broken."""
+    with suppress(tomllib.TOMLDecodeError, AttributeError):
+        sections = tomllib.loads(text).get("plugins", {})
+        used = {str(section.get("uses", name)) for name, section in sections.items()}
+        return sorted({module for name, module in _bundled().items() if name in used})
+    return []
 
 
 def _as_root(supervisor: str) -> str:
@@ -144,7 +162,15 @@ class ScratchNode:
         """
         if self._fork:
             log, command = self.log_path, self._located("serve")
-            self._process = forked.start("nodeplug", command, self._env, stdout=log, stderr=log, beside=self._beside)
+            self._process = forked.start(
+                "nodeplug",
+                command,
+                self._env,
+                stdout=log,
+                stderr=log,
+                imports=_bundled_modules(self.config_path.read_text(encoding="utf-8")),
+                beside=self._beside,
+            )
         else:
             self._process = self._execute()
         self.wait_until_answering()

@@ -123,7 +123,7 @@ def test_nothing_is_left_after_many_starts_and_stops(stage: Stage) -> None:
         plugin.stop()
     assert own_threads() == set()
     gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before  # one of an earlier test may have been closed meanwhile
 
 
 def test_stop_without_start_and_a_second_stop_succeed(stage: Stage) -> None:

@@ -202,7 +202,7 @@ def test_no_descriptor_is_left_open(node: Any) -> None:
     for path in ("models", "none", "../x"):
         node.mount(DRIVER, target, {"path": path, "create": "false"})
         node.unmount(DRIVER, target)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # one of an earlier test may have been closed meanwhile
 
 
 def test_a_nested_mount_in_the_source_does_not_hinder_unmount(node: Any) -> None:
