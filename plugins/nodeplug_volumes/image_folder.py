@@ -187,8 +187,13 @@ class ImageFolder:
 
     # --- new files
 
-    def begin(self, image: Path, note: Note) -> Note:
+    def begin(self, image: Path, note: Note, *, is_being_made: bool) -> Note:
         """Note why a file is about to be created, in a folder that is made when needed; return the note.
+
+        Args:
+            image: the file.
+            note: what is asked for.
+            is_being_made: whether an earlier call is creating it. The note of one that did not is written anew.
 
         Raises:
             AlreadyExists: it was begun for something else, or its image is somebody else's.
@@ -199,11 +204,10 @@ class ImageFolder:
             raise AlreadyExists(
                 f"{image} exists, and was not created for anybody: a pod's options named it; choose another name"
             )
-        if found is not None and image.exists():
+        if found is not None and (is_being_made or image.exists()):
             if (found.source, found.snapshot, found.block) != (note.source, note.snapshot, note.block):
-                raise AlreadyExists(
-                    f"{image.stem!r} exists already: {_described(found)}; now {_described(note)} is asked for"
-                )
+                state = "is being made" if is_being_made else "exists already"
+                raise AlreadyExists(f"{image.stem!r} {state}: {_described(found)}; now {_described(note)} is asked for")
             return found
         fresh = note.model_copy(update={"created": time.time()})
         try:

@@ -83,7 +83,7 @@ class Store:
         promised = self._is_being_made(image)  # asked first: it may be complete by then
         if image.exists():
             self._forget(image)
-            self.images.begin(image, note)
+            self.images.begin(image, note, is_being_made=False)
             self._check_made(image, request, fs_type)
             return self._volume(image)
         origin = self._origin(note, fs_type)
@@ -91,7 +91,7 @@ class Store:
         loopdev.check()
         if not promised:
             self.images.demand(size)
-        self.images.begin(image, note)
+        self.images.begin(image, note, is_being_made=promised)
         if origin is None:
             self.new(image, size, None if request.block else fs_type or self.fs_type)
         else:
@@ -280,7 +280,8 @@ class Store:
             self.images.demand(image.stat().st_blocks * 512)
         for path in _mounted(image):
             extents.sync_filesystem(path)
-        self.images.begin(taken, Note(source=request.volume_id, block=note is not None and note.block))
+        wanted = Note(source=request.volume_id, block=note is not None and note.block)
+        self.images.begin(taken, wanted, is_being_made=promised)
         self.copies.make(
             image,
             taken,

@@ -340,11 +340,30 @@ def test_a_copy_that_takes_long_goes_on_and_is_found_by_the_next_call(
     with pytest.raises(TryAgain, match="copied"):
         node.stage("a")  # it would change under the copy
     node.create("a2", 16 * MIB)
-    with pytest.raises(AlreadyExists, match="is being made from a"):
+    with pytest.raises(
+        AlreadyExists, match=r"'b' is being made: a filesystem from volume 'a'; now .* from volume 'a2'"
+    ):
         node.create("b", 16 * MIB, source="a2")
     monkeypatch.setattr(copying, "PATIENCE", 60.0)
     held.set()
+    until(lambda: "b.img" in node.files)  # whoever asks again before it is complete, or after that
     assert node.create("b", 16 * MIB, source="a") == "b"
+
+
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
+def test_a_snapshot_that_is_being_taken_of_one_volume_is_refused_for_another(
+    node: Node, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create("a", 16 * MIB)
+    node.create("a2", 16 * MIB)
+    with pytest.raises(TryAgain, match="a is being copied to s"):
+        node.snapshot("a", "s")
+    with pytest.raises(AlreadyExists, match=r"'s' is being made: .* from volume 'a'; now .* from volume 'a2'"):
+        node.snapshot("a2", "s")
+    monkeypatch.setattr(copying, "PATIENCE", 60.0)
+    held.set()
+    until(lambda: any(name.endswith("s.img") for name in node.files))
+    assert node.snapshot("a", "s") == "s"
 
 
 @pytest.mark.programs("e2fsck", "mkfs.ext4")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from nodeplug import (
+    AlreadyExists,
     PluginError,
     TryAgain,
     VolumeCreate,
@@ -177,6 +178,20 @@ def test_a_volume_whose_filesystem_takes_long_to_make_is_found_by_the_next_call_
     repeated(lambda: create(plugin))
     assert len(tools.pids("mkfs.ext4")) == 1
     assert files(area) == ["one.img", "one.json"]
+
+
+@pytest.mark.programs("mkfs.ext4")
+def test_a_volume_that_is_being_made_with_a_filesystem_is_refused_as_a_block_device(
+    tools: Tools, start: Callable[..., LoopFile]
+) -> None:
+    plugin = start()
+    tools.hold()
+    with pytest.raises(TryAgain):
+        create(plugin)
+    with pytest.raises(AlreadyExists, match="'one' is being made: a filesystem; now a block device is asked for"):
+        plugin.volume_create(VolumeCreate(driver=DRIVER, name="one", size=16 * MIB, block=True))
+    tools.release()
+    repeated(lambda: create(plugin))
 
 
 def test_a_volume_that_nobody_wants_any_more_ends_the_tool_that_makes_it(
