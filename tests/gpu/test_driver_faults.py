@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests import suites
 
 from nodeplug_gpu.driver.calls import DRIVER_WIDE, GONE, SYMBOLS
 
@@ -28,7 +29,7 @@ KINDS = {
     "nvmlEventSetWait_v2",
 }
 """Of the driver, of a card, of an instance, of an older driver, of pairs, of events."""
-SYMBOL = [name if name in KINDS else pytest.param(name, marks=pytest.mark.whole) for name in POLLED]
+SYMBOL = suites.divided(POLLED, KINDS, POLLED[::3])
 OTHERS = [1, 2, 4, 7, 10, 11, 12, 14, 17, 18, 19, 20, 21, 23, 25, 27, 28, 29, 12345]
 ERRORS = [3, 6, 9, 13, 15, 16, 999, *(pytest.param(code, marks=pytest.mark.soak) for code in OTHERS)]
 """Not supported, not found, no driver, no such function, lost, to be reset, unknown; then those that are like them."""

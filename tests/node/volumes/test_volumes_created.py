@@ -340,9 +340,7 @@ def test_a_copy_that_takes_long_goes_on_and_is_found_by_the_next_call(
     with pytest.raises(TryAgain, match="copied"):
         node.stage("a")  # it would change under the copy
     node.create("a2", 16 * MIB)
-    with pytest.raises(
-        AlreadyExists, match=r"'b' is being made: .* from volume 'a'; now .* from volume 'a2'"
-    ):
+    with pytest.raises(AlreadyExists, match=r"'b' is being made: .* from volume 'a'; now .* from volume 'a2'"):
         node.create("b", 16 * MIB, source="a2")
     monkeypatch.setattr(copying, "PATIENCE", 60.0)
     held.set()
