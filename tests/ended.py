@@ -13,6 +13,15 @@ from contextlib import contextmanager, suppress
 from nodeplug.testing.waiting import PATIENCE
 
 
+def has_ended(pid: int) -> bool:
+    """Tell whether a process has ended with all of its threads; one that is not there has."""
+    try:
+        with _opened(pid) as process:
+            return _has_ended(process, 0)
+    except ProcessLookupError:
+        return True
+
+
 def wait_until_ended(pid: int, seconds: float = PATIENCE) -> None:
     """Wait for the end of a process with all of its threads; one that is not there has ended.
 
@@ -45,6 +54,10 @@ def _opened(pid: int) -> Iterator[int]:
 
 
 def _wait(process: int, pid: int, seconds: float) -> None:
+    assert _has_ended(process, seconds), f"process {pid} has not ended in {seconds:g} s"
+
+
+def _has_ended(process: int, seconds: float) -> bool:
     ended = select.poll()
     ended.register(process, select.POLLIN)
-    assert ended.poll(seconds * 1000), f"process {pid} has not ended in {seconds:g} s"
+    return bool(ended.poll(seconds * 1000))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.real.consumers import Lab, PrivateNode, open_lab, pod
 from tests.real.test_kubelet_gpu import MEMORY, PUBLISHED, ask, held
-from tests.real.test_kubelet_reload import reload
 
 from nodeplug.testing import folders
 
@@ -96,7 +95,7 @@ def test_the_pod_of_a_set_waits_for_a_card_instead_of_being_made_and_refused_for
     put_set(lab, "before", 2)
     lab.kubelet.wait_for("a storm of refusals", lambda: failed(lab, "before") >= STORM)
     plane.call("DELETE", f"{SETS}/before")
-    reload(lab, PLUGINS % "after-refusal")
+    lab.reload(PLUGINS % "after-refusal")
     put_set(lab, "after", 2)
     lab.kubelet.wait_for("a pod that waits", lambda: waits(lab, "after"))
     refused = failed(lab, "after")

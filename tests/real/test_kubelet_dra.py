@@ -28,7 +28,6 @@ from tests.real.consumers.claims_of_devices import (
 )
 from tests.real.consumers.control_plane import ControlPlane
 from tests.real.test_kubelet_gpu import MEMORY, PUBLISHED, ask
-from tests.real.test_kubelet_reload import reload
 
 from nodeplug import PluginError
 from nodeplug.testing import folders
@@ -384,7 +383,7 @@ def test_a_section_moves_to_kubelets_device_plugins_and_back_and_nothing_is_sold
 ) -> None:
     run(lab, plane, "claimed", "5Gi")
     by_plugin = PLUGINS.replace('serve = "dra"', "")
-    reload(lab, by_plugin)
+    lab.reload(by_plugin)
     until(lab, "units that kubelet may give", lambda: allocatable(lab, plane) == 16 - 5)
     assert not slices(plane)
     plane.schedule(pod("by-units", "", limits={MEMORY: 8}))
@@ -392,7 +391,7 @@ def test_a_section_moves_to_kubelets_device_plugins_and_back_and_nothing_is_sold
     assert (
         environment(lab, "by-units")["NVIDIA_VISIBLE_DEVICES"] != environment(lab, "claimed")["NVIDIA_VISIBLE_DEVICES"]
     )
-    reload(lab, PLUGINS)
+    lab.reload(PLUGINS)
     two_cards(lab, plane)
     until(lab, "a card that is left out", lambda: sum("taints" in one for one in devices(plane).values()) == 1)
     put_claim(plane, "back", CLASS, {"memory": "8Gi"})

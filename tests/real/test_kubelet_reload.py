@@ -13,13 +13,6 @@ Difference = Callable[[], list[str]]
 PluginsOf = Callable[[Lab], str]
 
 
-def reload(lab: Lab, plugins: str) -> None:
-    """Change the configuration and wait until the daemon has it."""
-    before = lab.daemon.log.count("configuration reloaded")
-    lab.daemon.configure(plugins)
-    lab.kubelet.wait_for("a reload", lambda: lab.daemon.log.count("configuration reloaded") > before)
-
-
 def with_environment(plugins: str, value: str) -> str:
     """Give the containers that get a device one more variable."""
     return plugins.replace("groups = ", f'env = {{ WIDGET = "{value}" }}\ngroups = ')
@@ -53,11 +46,11 @@ def test_a_changed_device_plugin_serves_new_pods_anew_and_leaves_the_old_ones_al
     plugins = plugins_of(lab)
     lab.run("unchanged", limits=ONE)
     before = (lab.kubelet.container("unchanged"), lab.devices_of("unchanged"))
-    reload(lab, with_environment(plugins, "changed"))
+    lab.reload(with_environment(plugins, "changed"))
     lab.run("changed", limits=ONE)
     assert "WIDGET=changed" in lab.kubelet.execute("changed", "/bin/env").split()
     assert (lab.kubelet.container("unchanged"), lab.devices_of("unchanged")) == before
-    reload(lab, plugins)
+    lab.reload(plugins)
     assert difference() == []
 
 
@@ -66,11 +59,11 @@ def test_pods_are_admitted_during_reloads_of_the_device_plugin_which_end_no_stre
 ) -> None:
     plugins = plugins_of(lab)
     socket, ended = lab.resource()["socket"], lab.streams_ended()
-    reload(lab, with_environment(plugins, "number-first"))
+    lab.reload(with_environment(plugins, "number-first"))
 
     def change_again_and_again() -> None:
         for number in range(RELOADS):
-            reload(lab, with_environment(plugins, f"number-{number}"))
+            lab.reload(with_environment(plugins, f"number-{number}"))
 
     with ThreadPoolExecutor(1) as pool:
         changes = pool.submit(change_again_and_again)
@@ -84,5 +77,5 @@ def test_pods_are_admitted_during_reloads_of_the_device_plugin_which_end_no_stre
         changes.result()
     assert (lab.resource()["socket"], lab.streams_ended()) == (socket, ended)
     assert f"Endpoint for device plugin {lab.name} stopped" not in lab.kubelet.log
-    reload(lab, plugins)
+    lab.reload(plugins)
     assert difference() == []

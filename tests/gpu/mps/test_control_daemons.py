@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.ended import has_ended
 
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.cards import Card, Uuid
@@ -29,13 +30,6 @@ def pid_of(short_path: Path, card: Card) -> int:
     pid = recorded(Folders.of(short_path, card.uuid).record)
     assert pid is not None
     return pid
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_daemon_is_started_for_its_card_alone(daemons: Callable[[], MpsDaemons], short_path: Path) -> None:
@@ -71,7 +65,7 @@ def test_the_end_of_nodeplug_leaves_the_daemon_to_its_clients_and_the_next_start
     until(lambda: not one.reason(CARD.uuid))
     pid = pid_of(short_path, CARD)
     one.stop()
-    assert alive(pid)
+    assert not has_ended(pid)
     two = daemons()
     two.reconcile(wanted(CARD))
     until(lambda: not two.reason(CARD.uuid))
@@ -84,8 +78,8 @@ def test_a_card_that_is_no_longer_shared_loses_its_daemon(daemons: Callable[[], 
     until(lambda: not one.reason(CARD.uuid) and not one.reason(OTHER.uuid))
     gone, stays = pid_of(short_path, CARD), pid_of(short_path, OTHER)
     one.reconcile(wanted(OTHER))
-    until(lambda: not alive(gone))
-    assert alive(stays)
+    until(lambda: has_ended(gone))
+    assert not has_ended(stays)
     assert not one.reason(OTHER.uuid)
 
 
@@ -98,7 +92,7 @@ def test_a_daemon_of_an_earlier_configuration_is_ended_at_the_next_start(
     pid = pid_of(short_path, CARD)
     one.stop()
     daemons().reconcile({})
-    until(lambda: not alive(pid))
+    until(lambda: has_ended(pid))
 
 
 def test_a_daemon_that_cannot_start_is_told_and_tried_again(
@@ -184,9 +178,9 @@ def test_the_daemon_of_a_card_that_containers_hold_goes_on_until_they_are_gone(
         later.still_running(CARD.uuid)
         == "its MPS control daemon still runs; it is stopped when no container holds the card"
     )
-    assert alive(pid)
+    assert not has_ended(pid)
     later.reconcile({}, cards=[CARD])
-    until(lambda: not alive(pid))
+    until(lambda: has_ended(pid))
 
 
 def test_a_card_that_is_shared_by_mps_again_waits_for_the_end_of_its_former_daemon(

@@ -5,16 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ended import has_ended
 
 from nodeplug.contract.errors import NotReady
 from nodeplug.testing import ScratchNode, forked, namespaces, rig
 from nodeplug.testing.scratch_cni import new_netns, run_in
+from nodeplug.testing.waiting import until
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(forked.search_path())}
 TELL = """
@@ -67,20 +67,6 @@ class Forks:
 @pytest.fixture
 def forks(tmp_path: Path) -> Forks:
     return Forks(tmp_path)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
 
 
 def test_it_has_the_arguments_and_streams_and_environment_of_a_process_that_was_executed(forks: Forks) -> None:
@@ -177,9 +163,9 @@ time.sleep(1000)
     with subprocess.Popen([sys.executable, "-c", tests], stdout=subprocess.PIPE, env=ENV, text=True) as pytest_run:
         assert pytest_run.stdout is not None
         daemon = int(pytest_run.stdout.readline())
-        assert not gone(daemon)
+        assert not has_ended(daemon)
         pytest_run.kill()
-    until(lambda: gone(daemon))
+    until(lambda: has_ended(daemon))
 
 
 @pytest.mark.whole
@@ -239,8 +225,8 @@ def test_processes_that_fork_do_not_pile_up(forks: Forks) -> None:
         process.wait(60)
         if name == "A":
             former = server
-    assert gone(former)
-    assert not gone(server)
+    assert has_ended(former)
+    assert not has_ended(server)
 
 
 @pytest.mark.node

@@ -1,11 +1,11 @@
 """A host whose daemon asks a plugin for its health whenever the plugin wants it to, and an administrator with ip(8)."""
 
 import subprocess
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.node.level.health_threads import HealthThreads
 from tests.programs import need
 
 from nodeplug import CniResult, LimitedConnectivity, Netns, NotReady
@@ -37,7 +37,10 @@ class Looked:
     network: dict[str, Any]
     made: list[Any] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
-    asking: list[threading.Thread] = field(default_factory=list)
+    asking: HealthThreads = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asking = HealthThreads(self.health)
 
     @property
     def plugin(self) -> Any:
@@ -50,16 +53,12 @@ class Looked:
             self.scratch.folder,
             plugin=self.name,
             attachments=self.recorded,
-            refresh_health=self._ask,
+            refresh_health=self.asking,
         )
         plugin = MODELS[self.name](given, data_dir=self.scratch.folder / "networks", **keys)
         self.made.append(plugin)
         self.scratch.on_host(plugin.start)
         return plugin
-
-    def _ask(self) -> None:
-        self.asking.append(threading.Thread(target=self.health))
-        self.asking[-1].start()
 
     def recorded(self) -> list[Any]:
         """What the daemon recorded of the plugin's claims."""
@@ -107,8 +106,7 @@ class Looked:
         """End it, and wait for whoever still asks: the namespaces are closed then."""
         for one in self.made:
             one.stop()
-        for thread in list(self.asking):
-            thread.join()
+        self.asking.end()
 
 
 def run(netns: Netns, command: str) -> str:

@@ -1,12 +1,12 @@
 """A running container whose host end somebody deleted is named, and gets its interface back if that was chosen."""
 
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.node.level.health_threads import HealthThreads
 from tests.programs import need
 
 from nodeplug import CniResult, Netns, NotReady
@@ -33,22 +33,21 @@ class Node:
     network: dict[str, Any]
     made: list[Any] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
-    asking: list[threading.Thread] = field(default_factory=list)
+    asking: HealthThreads = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asking = HealthThreads(self.health)
 
     def start(self, **keys: Any) -> Any:
         given = host(
             self.scratch.folder,
             attachments=self.scratch.attachments,
-            refresh_health=self._ask,
+            refresh_health=self.asking,
         )
         plugin = MODELS[self.name](given, data_dir=self.scratch.folder / "networks", **keys)
         self.made.append(plugin)
         self.scratch.on_host(plugin.start)
         return plugin
-
-    def _ask(self) -> None:
-        self.asking.append(threading.Thread(target=self.health))
-        self.asking[-1].start()
 
     def health(self) -> str:
         try:
@@ -75,8 +74,7 @@ def node(scratch: ScratchCni, config: Callable[..., dict[str, Any]], request: py
     yield made
     for one in made.made:
         one.stop()
-    for thread in list(made.asking):
-        thread.join()
+    made.asking.end()
 
 
 def test_a_deleted_host_end_is_told_when_the_kernel_tells_of_it(node: Node) -> None:

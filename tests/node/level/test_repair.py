@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.node.level.health_threads import HealthThreads
 from tests.programs import need
 
 from nodeplug import CniResult, LimitedConnectivity, Netns, NotReady
@@ -31,7 +32,10 @@ class Node:
     plugin: Bridge = field(init=False)
     told: list[str] = field(default_factory=list)
     looks: int = 0
-    asking: list[threading.Thread] = field(default_factory=list)
+    asking: HealthThreads = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asking = HealthThreads(self.health)
 
     def start(self) -> None:
         given = host(self.scratch.folder, attachments=self.scratch.attachments, refresh_health=self._asked)
@@ -41,14 +45,12 @@ class Node:
 
     def _asked(self) -> None:
         self.looks += 1
-        self.asking.append(threading.Thread(target=self.health))
-        self.asking[-1].start()
+        self.asking()
 
     def stop(self) -> None:
         """End it, and wait for whoever still asks: the namespaces are closed then."""
         self.plugin.stop()
-        for thread in list(self.asking):
-            thread.join()
+        self.asking.end()
 
     def health(self) -> str:
         """Ask for health as the daemon does; return what is wrong."""
@@ -260,7 +262,7 @@ def test_a_second_gateway_does_not_prevent_the_first_from_coming_back(scratch: S
     node.run("ip", "address", "del", "10.88.0.1/24", "dev", "br0")
     until(lambda: restored(node), found=lambda: str(node.told))
     assert node.checks(netns, result)
-    node.plugin.stop()
+    node.stop()
 
 
 def test_plugins_of_one_process_share_one_observer(node: Node, scratch: ScratchCni) -> None:

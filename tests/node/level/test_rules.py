@@ -1,11 +1,11 @@
 """Flushed rules of chained plugins come back when the kernel tells of it."""
 
 import subprocess
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.node.level.health_threads import HealthThreads
 from tests.node.portmap.lab import mapping
 from tests.programs import need
 
@@ -45,7 +45,8 @@ def test_flushed_rules_come_back_when_the_kernel_tells_of_it(
         except NotReady as error:
             told.append(str(error))
 
-    given = host(scratch.folder, plugin=name, refresh_health=lambda: threading.Thread(target=health).start())
+    asking = HealthThreads(health)
+    given = host(scratch.folder, plugin=name, refresh_health=asking)
     plugin: Portmap | Firewall = (
         Portmap(PortmapConfig(), given) if name == "portmap" else Firewall(FirewallConfig(), given)
     )
@@ -61,3 +62,4 @@ def test_flushed_rules_come_back_when_the_kernel_tells_of_it(
     scratch.check(plugin, asked, "c1", netns, result)
     until(lambda: told[-1:] == [""], found=lambda: str(told))
     plugin.stop()
+    asking.end()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ended import has_ended
 from tests.node.workers.forked_workers import forking
 
 import nodeplug as n
@@ -136,17 +137,11 @@ def children() -> set[int]:
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             found.update(map(int, (task / "children").read_text(encoding="ascii").split()))
-    return {pid for pid in found if alive(pid)}
+    return {pid for pid in found if not has_ended(pid)}
 
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def alive(pid: int) -> bool:
-    with suppress(OSError):
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return False
 
 
 def holders(resource: n.ResourceName) -> list[n.Holding]:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.ended import has_ended
 from tests.node.workers.own_cgroups import MARK, OwnCgroups, own_cgroups, skip_without
 
 import nodeplug as n
@@ -43,12 +44,6 @@ def memory(own: OwnCgroups) -> OwnCgroups:
 def pids(own: OwnCgroups) -> OwnCgroups:
     skip_without(own, "pids")
     return own
-
-
-def alive(pid: int) -> bool:
-    with suppress(OSError):
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return False
 
 
 def children(pid: int) -> list[int]:
@@ -144,12 +139,12 @@ def test_a_session_of_its_own_counts_for_no_limit_of_memory_and_outlives_its_wor
         os.kill(first, signal.SIGKILL)
         await guests.until(lambda: guests.state() == "running" and guests.pid() != first)
         await guests.until(lambda: PREFIX not in within(kept[0]))
-        assert alive(kept[0])
+        assert not has_ended(kept[0])
         await guests.until(lambda: len(memory.workers()) == 1)
 
     try:
         play(story, Cgroups(True))
-        assert alive(kept[0])
+        assert not has_ended(kept[0])
     finally:
         for pid in kept:
             os.kill(pid, signal.SIGKILL)
@@ -192,9 +187,9 @@ def test_children_end_with_their_worker_and_a_session_of_its_own_does_not(pids: 
             first = guests.pid(name)
             os.kill(first, signal.SIGKILL)
             await guests.until(lambda: guests.state(name) == "running" and guests.pid(name) != first)  # noqa: B023
-        await guests.until(lambda: not alive(child))
+        await guests.until(lambda: has_ended(child))
         await guests.until(lambda: PREFIX not in within(session))
-        assert alive(session)
+        assert not has_ended(session)
 
     try:
         play(story, Cgroups(True))

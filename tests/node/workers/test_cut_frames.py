@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.node.workers.conftest import alive
+from tests.ended import has_ended
 from tests.node.workers.cut_frames import CUT
 
 import nodeplug as n
@@ -92,7 +92,7 @@ def test_a_process_that_closes_what_it_speaks_on_and_lives_on_is_killed(how: str
         with told if how == "closes its call" else suppress(n.TryAgain):  # the other call may be answered first
             await guests.call("device_list")
         assert await until_started_again(guests, first) == why
-        assert not alive(first)
+        assert has_ended(first)
 
     play(story)
 

@@ -94,6 +94,16 @@ class Lab:
         self.kubelet.wait_for("a list of devices", lambda: self.lists_taken() > before)
         time.sleep(1.0)  # it logs before it stores
 
+    def reload(self, plugins: str) -> None:
+        """Change the configuration, and wait until the daemon has it.
+
+        Raises:
+            PluginError: that took too long.
+        """
+        before = self.daemon.log.count("configuration reloaded")
+        self.daemon.configure(plugins)
+        self.kubelet.wait_for("a reload", lambda: self.daemon.log.count("configuration reloaded") > before)
+
     def kill_while_held(self, verb: str, start: Callable[[], object]) -> None:
         """Start something, and kill the daemon inside its call (see the plugin `hold`).
 
