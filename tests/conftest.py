@@ -27,7 +27,7 @@ from nodeplug.testing import folders, forked, namespaces
 from nodeplug.testing.waiting import until
 from nodeplug_volumes import loopdev
 
-pytest_plugins = ["tests.suites", "tests.costs"]
+pytest_plugins = ["tests.suites", "tests.costs", "tests.own_descriptors"]
 
 # A loaded machine is no failure: neither an example that takes long, nor few of them in a second.
 settings.register_profile("nodeplug", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -1,4 +1,11 @@
-"""A test that is short of file descriptors, whatever other threads open and close meanwhile."""
+"""A test that counts file descriptors, or is short of them, whatever other threads open and close meanwhile.
+
+The mark `own_descriptors` runs a test in a thread with a private table of descriptors. With `closes_all` the test fails
+if more are open at its end than at its beginning.
+
+Whoever opens a descriptor there has to close it there: in the table of the process its number is that of another one.
+So what a fixture closes is not for such a test; it waits with `until` for the end of what others hold for a moment.
+"""
 
 import ctypes
 import gc
@@ -6,9 +13,11 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 _CLONE_FILES: Final = 0x400  # sched.h; Python 3.11 has no os.unshare
@@ -29,14 +38,41 @@ def with_own_descriptors(work: Callable[[], T]) -> T:
         if _LIBC.unshare(_CLONE_FILES) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-        gc.disable()  # what it would collect is to be closed in the table of the process
+        gc.disable()  # what is left to collect is to be closed in the table of the process
         try:
             return work()
         finally:
             gc.enable()
 
+    gc.collect()
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(run).result()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test with the mark."""
+    mark = pyfuncitem.get_closest_marker("own_descriptors")
+    if mark is None:
+        return None
+
+    def run() -> None:
+        before = open_descriptors()
+        pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+        after = open_descriptors()
+        assert after <= before or not mark.kwargs.get("closes_all"), f"left open: {sorted(after - before)}"
+
+    with_own_descriptors(run)
+    return True
+
+
+def open_descriptors() -> set[str]:
+    """Return the descriptors of this thread, with what they are."""
+    found = set()
+    for entry in Path("/proc/thread-self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one by which the folder is read
+            found.add(f"{entry.name}: {entry.readlink()}")
+    return found
 
 
 @contextmanager
@@ -55,10 +91,5 @@ def room_for_descriptors(count: int) -> Iterator[None]:
 
 def open_namespaces() -> list[str]:
     """Return the network namespaces of which this thread has descriptors, as `net:[INODE]`."""
-    found = []
-    for entry in Path("/proc/thread-self/fd").iterdir():
-        try:
-            found.append(os.readlink(entry))
-        except OSError:
-            continue
+    found = [one.partition(": ")[2] for one in open_descriptors()]
     return sorted(link for link in found if link.startswith("net:["))

@@ -15,6 +15,7 @@ from nodeplug import (
     TryAgain,
 )
 from nodeplug.testing.scratch_cni import ScratchCni
+from nodeplug.testing.waiting import until
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge.plugin import Bridge
 from nodeplug_net.netlink import messages
@@ -222,7 +223,7 @@ def test_no_descriptor_is_left_open_by_success_or_failure(scratch: ScratchCni, b
     for _ in range(5):
         cycle()
     settle()
-    assert descriptors() == before
+    until(lambda: descriptors() <= before)  # other threads have some for a moment
 
 
 def settle() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,15 +21,11 @@ from nodeplug.worker.wire import Broken, Message
 MANY = 300
 
 
-@pytest.fixture
-def descriptors() -> Iterator[None]:
-    """At the end as many are open as before."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    yield
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # one of an earlier test may have been closed meanwhile
+closes_all = pytest.mark.own_descriptors(closes_all=True)
 
 
-def test_a_kept_socket_is_open_until_it_is_dropped(descriptors: None) -> None:
+@closes_all
+def test_a_kept_socket_is_open_until_it_is_dropped() -> None:
     kept = KeptSockets()
     left, right = socket.socketpair()
     with left:
@@ -41,7 +37,8 @@ def test_a_kept_socket_is_open_until_it_is_dropped(descriptors: None) -> None:
             left.sendall(b"b")
 
 
-def test_a_name_has_the_last_socket_alone(descriptors: None) -> None:
+@closes_all
+def test_a_name_has_the_last_socket_alone() -> None:
     kept = KeptSockets()
     first, second = socket.socketpair(), socket.socketpair()
     for left, right in (first, second):
@@ -55,9 +52,8 @@ def test_a_name_has_the_last_socket_alone(descriptors: None) -> None:
     second[0].close()
 
 
-def test_one_plugin_keeps_no_more_than_its_share_of_descriptors(
-    monkeypatch: pytest.MonkeyPatch, descriptors: None
-) -> None:
+@closes_all
+def test_one_plugin_keeps_no_more_than_its_share_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
     kept = KeptSockets()
     with socket.socket() as one:
@@ -71,14 +67,16 @@ def test_one_plugin_keeps_no_more_than_its_share_of_descriptors(
         kept.drop(name)
 
 
-def test_what_is_no_socket_is_refused_to_a_process(tmp_path: Path, descriptors: None) -> None:
+@closes_all
+def test_what_is_no_socket_is_refused_to_a_process(tmp_path: Path) -> None:
     file = os.open(tmp_path, os.O_RDONLY)
     message = Message({"op": "sockets", "do": "keep", "name": "file"}, b"", [file])
     with pytest.raises(Broken, match="it keeps what is no socket"):
         answer(host(tmp_path), message)
 
 
-def test_sockets_of_sections_that_are_gone_are_closed(descriptors: None) -> None:
+@closes_all
+def test_sockets_of_sections_that_are_gone_are_closed() -> None:
     sockets = SocketsBySection()
     with socket.socket() as one:
         sockets.of("here").keep("a", one)

@@ -1,11 +1,16 @@
 """A test that is short of file descriptors meets no other thread's."""
 
 import os
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from tests.own_descriptors import room_for_descriptors, with_own_descriptors
+
+ROOT = Path(__file__).parents[2]
 
 
 def open_while_there_is_room() -> int:
@@ -46,3 +51,29 @@ def test_the_limit_is_the_old_one_afterwards() -> None:
     with room_for_descriptors(0):
         pass
     assert open_while_there_is_room() == 10
+
+
+LEAKING = """
+import os, pytest
+@pytest.mark.own_descriptors
+def test_that_may(): os.dup(0)
+@pytest.mark.own_descriptors(closes_all=True)
+def test_that_must_not(): os.dup(0)
+@pytest.mark.own_descriptors(closes_all=True)
+def test_that_closes(tmp_path): os.close(os.open(tmp_path, os.O_RDONLY))
+"""
+
+
+def test_what_a_marked_test_leaves_open_fails_it_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = own_descriptors\n")
+    (tmp_path / "test_it.py").write_text(LEAKING)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.own_descriptors", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "FAILED test_it.py::test_that_must_not - AssertionError: left open:" in done.stdout
+    assert "1 failed, 2 passed" in done.stdout
