@@ -129,9 +129,10 @@ class Registration:
         self._look.set()
 
     def hurry(self, seconds: float) -> None:
-        """For so long, take the end of a stream for the end of the registration, as it is for some kubelets.
+        """For so long, take the end of a stream, or that none begins, for the end of the registration.
 
-        Those know a plugin by its resource, and disconnect its successor when the stream of the one before ends.
+        Some kubelets know a plugin by its resource (server.runClient), and disconnect its successor when the stream of
+        the one before ends.
         """
         self._hurried_until = time.monotonic() + seconds
         self._look.set()
@@ -244,10 +245,11 @@ class Registration:
             else:
                 await self._sweep_watched(has_ended=streamed and self._silent_since is None)
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
-            loss = self._loss(identity, seen, now - idle_since)
-            if loss is None and streamed and not server.streams.open and now < self._hurried_until:
-                loss = _Loss("kubelet ended the stream together with the one of an earlier daemon", at_once=True)
+            idle = now - idle_since
+            loss = self._loss(identity, seen, idle) or self._disconnected(server, streamed, idle)
             if loss is not None:
+                if server.streams.open and not loss.kubelets:
+                    self.hurry(self.watchdog)  # the end of this stream is the one that kubelet may mistake
                 if loss.kubelets:  # a killed one's stream can seem open for longer than its socket exists
                     self._silent_since = self._silent_since or time.time()
                 self._say(f"{loss.reason}; registering again")
@@ -255,6 +257,19 @@ class Registration:
                     self._retry.succeeded()
                 return loss.at_once
             await self._wait(min(self.poll, self.watchdog))
+
+    def _disconnected(self, server: ResourceServer, streamed: bool, idle: float) -> _Loss | None:
+        """Return a loss if kubelet seems to have taken the end of an earlier stream for the end of this registration.
+
+        It then ends the stream that it has just opened, or opens none. That may have other reasons, such as a list that
+        it cannot take or a busy node, so it is concluded once.
+        """
+        if server.streams.open or not self.registered or time.monotonic() >= self._hurried_until:
+            return None
+        if not streamed and idle < _SILENCE:
+            return None
+        self._hurried_until = 0.0
+        return _Loss("kubelet disconnected it at the end of an earlier stream", at_once=True)
 
     async def _sweep_watched(self, *, has_ended: bool) -> None:
         """Remove what earlier daemons left to the plugin watcher when kubelet's stream has ended anyway."""

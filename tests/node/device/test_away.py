@@ -166,3 +166,34 @@ def test_the_end_of_a_pod_frees_its_devices_although_the_checkpoint_is_older(
             await kubelet.until(lambda: shown(host)["allocated"] == 0)
 
     run(story())
+
+
+def test_a_kubelet_that_disconnects_a_new_registration_at_the_end_of_the_old_stream_gets_another_one(
+    minimal: "Minimal", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            kubelet.hold_streams = True  # it has disconnected the new one before it listened
+            host.tasks[RESOURCE].register_again("another daemon has registered it")
+            await kubelet.until(lambda: len(kubelet.registrations) == 2 and not kubelet.streams(RESOURCE))
+            kubelet.hold_streams = False
+            await kubelet.until(lambda: len(kubelet.registrations) == 3)
+            await kubelet.until(lambda: kubelet.streams(RESOURCE) == 1)
+
+    run(story())
+
+
+def test_a_kubelet_that_ends_a_new_stream_at_the_end_of_the_old_one_gets_another_registration(
+    minimal: "Minimal", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            host.tasks[RESOURCE].register_again("another daemon has registered it")
+            await kubelet.until(lambda: len(kubelet.registrations) == 2 and kubelet.streams(RESOURCE) == 1)
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
+            await kubelet.drop_streams(RESOURCE)
+            await kubelet.until(lambda: len(kubelet.registrations) == 3 and kubelet.streams(RESOURCE) == 1)
+
+    run(story())

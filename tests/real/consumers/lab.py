@@ -92,7 +92,8 @@ class Lab:
         before = self.lists_taken()
         action()
         self.kubelet.wait_for("a list of devices", lambda: self.lists_taken() > before)
-        time.sleep(1.0)  # it logs before it stores
+        time.sleep(1.0)  # it logs before it stores; and it may have disconnected what was registered just now
+        self.kubelet.wait_for("its stream", lambda: self.resource()["registered"] and not self.resource()["error"])
 
     def reload(self, plugins: str) -> None:
         """Change the configuration, and wait until the daemon has it.
