@@ -93,6 +93,7 @@ def test_without_the_daemon_the_cluster_is_told_all_the_same(lab: Lab, status: C
         code, answer = status("--driver", TMPFS)
     finally:
         lab.daemon.start()
+        lab.kubelet.wait_for("its drivers", lambda: all(one["registered"] for one in status()[1]["drivers"]))
     found = described(answer, TMPFS)
     assert (code, found["registered"], found["csi_driver"]) == (0, None, {"differences": []})
 
