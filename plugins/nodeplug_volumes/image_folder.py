@@ -193,7 +193,7 @@ class ImageFolder:
         Args:
             image: the file.
             note: what is asked for.
-            is_being_made: whether an earlier call is creating it. The note of one that did not is written anew.
+            is_being_made: whether an earlier call is creating it. Otherwise a note without a file is replaced.
 
         Raises:
             AlreadyExists: it was begun for something else, or its image is somebody else's.

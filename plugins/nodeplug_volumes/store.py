@@ -103,6 +103,7 @@ class Store:
                 is_used=lambda: loopdev.release_idle(origin) is not None,
                 complete=lambda fresh: self._complete(fresh, image, size),
             )
+        self._check_made(image, request, fs_type)  # an earlier call may have begun it, with another filesystem or size
         return self._volume(image)
 
     def _is_being_made(self, image: Path) -> bool:

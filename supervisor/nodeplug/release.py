@@ -1,10 +1,7 @@
-"""Which release of nodeplug this process runs.
+"""The version of nodeplug that this process runs.
 
-Owns: reading its version, once.
-Refuses: the versions of other distributions (`loading/discovery.py`).
-
-`importlib.metadata` reads and parses all of METADATA for each answer, the README included: 8 ms, and a file in between.
-Another release may be installed over a running daemon, which still is what it was.
+It is read once: `importlib.metadata` parses METADATA at each call, which takes 8 ms and may block. A daemon goes on to
+report its own version when another one has been installed over it.
 """
 
 from functools import cache
@@ -13,7 +10,7 @@ from importlib.metadata import version
 
 @cache
 def own_version() -> str:
-    """Return the version as of the first question.
+    """Return the version as of the first call.
 
     Raises:
         importlib.metadata.PackageNotFoundError: nodeplug is imported without being installed.

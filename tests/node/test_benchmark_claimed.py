@@ -5,7 +5,7 @@ import pytest
 from bench import report
 from bench.claimed import measure
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.whole
 
 
 def test_every_figure_of_the_table_is_measured() -> None:

@@ -5,7 +5,7 @@ import pytest
 from bench import following, report
 from bench.extenders import measure
 
-pytestmark = [pytest.mark.unprivileged, pytest.mark.soak]
+pytestmark = [pytest.mark.unprivileged, pytest.mark.whole]
 
 
 def test_every_figure_of_the_table_is_measured() -> None:

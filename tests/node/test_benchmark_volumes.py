@@ -9,7 +9,7 @@ from bench import report, volumes
 pytestmark = pytest.mark.node
 
 
-@pytest.mark.soak
+@pytest.mark.whole
 @pytest.mark.programs("mkfs.ext4", "e2fsck")
 @pytest.mark.usefixtures("has_loop_devices")
 def test_one_run_has_every_figure_of_both_fronts(short_path: Path) -> None:

@@ -38,6 +38,7 @@ LOG: Final = logging.getLogger(__name__)
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 30.0
 _HANGS: Final = "kubelet's folder does not answer"
+_MOST_DISCONNECTIONS: Final = 10
 _SILENCE: Final = 1.0
 """Seconds without a stream after which kubelet is considered gone: it opens one right after a registration."""
 
@@ -99,6 +100,7 @@ class Registration:
     _said: str = ""
     _untrue: str = ""
     _hurried_until: float = 0.0
+    _disconnections: int = 0
     _silent_since: float | None = None
     _target: Target = field(init=False)
     _watch: FolderWatch | None = None
@@ -129,12 +131,13 @@ class Registration:
         self._look.set()
 
     def hurry(self, seconds: float) -> None:
-        """For so long, take the end of a stream, or that none begins, for the end of the registration.
+        """For so many seconds, treat the end of a stream, or its absence, as the end of the registration.
 
         Some kubelets know a plugin by its resource (server.runClient), and disconnect its successor when the stream of
         the one before ends.
         """
-        self._hurried_until = time.monotonic() + seconds
+        self._hurried_until = max(self._hurried_until, time.monotonic() + seconds)
+        self._disconnections = 0
         self._look.set()
 
     async def run(self) -> None:
@@ -238,6 +241,7 @@ class Registration:
             now = time.monotonic()
             if server.verdict is not None:
                 self._take_verdict(server)
+                idle_since = now  # the plugin watcher listens after it has accepted
             if server.streams.open:
                 idle_since, self._silent_since, streamed = now, None, True
                 if now - streaming_since >= self.watchdog:
@@ -246,7 +250,8 @@ class Registration:
                 await self._sweep_watched(has_ended=streamed and self._silent_since is None)
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
             idle = now - idle_since
-            loss = self._loss(identity, seen, idle) or self._disconnected(server, streamed, idle)
+            loss = self._loss(identity, seen, idle)
+            loss = loss or self._find_disconnection(server, streamed, idle, (seen or (None,))[0] == identity)
             if loss is not None:
                 if server.streams.open and not loss.kubelets:
                     self.hurry(self.watchdog)  # the end of this stream is the one that kubelet may mistake
@@ -258,17 +263,18 @@ class Registration:
                 return loss.at_once
             await self._wait(min(self.poll, self.watchdog))
 
-    def _disconnected(self, server: ResourceServer, streamed: bool, idle: float) -> _Loss | None:
+    def _find_disconnection(self, server: ResourceServer, streamed: bool, idle: float, there: bool) -> _Loss | None:
         """Return a loss if kubelet seems to have taken the end of an earlier stream for the end of this registration.
 
-        It then ends the stream that it has just opened, or opens none. That may have other reasons, such as a list that
-        it cannot take or a busy node, so it is concluded once.
+        It then ends the stream that it has just opened, or opens none. Either may have another reason: a list that it
+        cannot take, so the number is limited; or a busy node, so the second is concluded once. Of a kubelet that is not
+        `there` nothing is concluded.
         """
-        if server.streams.open or not self.registered or time.monotonic() >= self._hurried_until:
+        if server.streams.open or not self.registered or not there or time.monotonic() >= self._hurried_until:
             return None
-        if not streamed and idle < _SILENCE:
+        if self._disconnections >= (_MOST_DISCONNECTIONS if streamed else 1) or not (streamed or idle >= _SILENCE):
             return None
-        self._hurried_until = 0.0
+        self._disconnections += 1
         return _Loss("kubelet disconnected it at the end of an earlier stream", at_once=True)
 
     async def _sweep_watched(self, *, has_ended: bool) -> None:

@@ -70,9 +70,11 @@ def _load_workers() -> Any:
 
 def _load(names: Iterable[str]) -> None:
     gc.disable()  # as `nodeplug serve` does
-    for name in names:
-        __import__(name)
-    gc.enable()
+    try:
+        for name in names:
+            __import__(name)
+    finally:
+        gc.enable()
     gc.collect()
     gc.freeze()  # a garbage collection in a child would copy all that was imported
 
@@ -87,9 +89,9 @@ def _load_imports_of(target: str, search: str) -> None:
 
 
 def _load_present(names: Iterable[str]) -> None:
-    """Import the modules that can be found; of one that cannot the child says more."""
+    """Import the modules that can be imported; the child reports the others."""
     for name in names:
-        with suppress(ImportError):
+        with suppress(Exception):
             _load([name])
 
 

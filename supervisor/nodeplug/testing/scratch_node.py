@@ -38,10 +38,10 @@ def _bundled() -> Mapping[str, str]:
     return {point.name: point.module for point in distribution("nodeplug").entry_points if point.group == GROUP}
 
 
-def _bundled_modules(text: str) -> list[str]:
-    """Return the modules of the bundled plugins that a configuration names; none if it is broken."""
-    with suppress(tomllib.TOMLDecodeError, AttributeError):
-        sections = tomllib.loads(text).get("plugins", {})
+def _bundled_modules(path: Path) -> list[str]:
+    """Return the modules of the bundled plugins that a configuration names; none if the daemon will refuse the file."""
+    with suppress(OSError, ValueError, AttributeError):
+        sections = tomllib.loads(path.read_text(encoding="utf-8") if path.is_file() else "").get("plugins", {})
         used = {str(section.get("uses", name)) for name, section in sections.items()}
         return sorted({module for name, module in _bundled().items() if name in used})
     return []
@@ -168,7 +168,7 @@ class ScratchNode:
                 self._env,
                 stdout=log,
                 stderr=log,
-                imports=_bundled_modules(self.config_path.read_text(encoding="utf-8")),
+                imports=_bundled_modules(self.config_path),
                 beside=self._beside,
             )
         else:

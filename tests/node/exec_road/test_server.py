@@ -208,7 +208,6 @@ def test_a_handler_that_raises_is_answered_and_the_server_lives(road: ExecRoad) 
 STRANGER = """
 import os, sys
 os.setgid(65534); os.setuid(65534)
-import resource
 import socket
 with socket.socket(socket.AF_UNIX) as peer:
     peer.connect(sys.argv[1])

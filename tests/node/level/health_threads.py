@@ -1,4 +1,4 @@
-"""Asking a plugin for its health when it wants that, in a thread of its own, as the daemon does."""
+"""Asks a plugin for its health when it requests that, in a thread of its own, as the daemon does."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class HealthThreads:
         self._ended = False
 
     def __call__(self) -> None:
-        """Ask, unless this is over. A plugin's last wish may come after its `stop`."""
+        """Ask, unless this is over. A plugin's last request may come after its `stop`."""
         with self._changing:
             if not self._ended:
                 self._started.append(threading.Thread(target=self._ask))

@@ -8,12 +8,13 @@ from tests.node.level.health_threads import HealthThreads
 pytestmark = pytest.mark.unprivileged
 
 
-def test_a_wish_after_the_end_starts_nothing() -> None:
+def test_a_request_after_the_end_starts_nothing() -> None:
     asked: list[str] = []
     threads = HealthThreads(lambda: asked.append("health"))
     threads()
     threads.end()
     threads()
+    threads.end()
     assert asked == ["health"]
 
 

@@ -194,6 +194,20 @@ def test_a_volume_that_is_being_made_with_a_filesystem_is_refused_as_a_block_dev
     repeated(lambda: create(plugin))
 
 
+@pytest.mark.programs("mkfs.ext4")
+def test_a_volume_that_is_being_made_with_one_filesystem_is_refused_with_another(
+    tools: Tools, start: Callable[..., LoopFile]
+) -> None:
+    plugin = start()
+    tools.hold()
+    with pytest.raises(TryAgain):
+        create(plugin)
+    tools.release()
+    other = VolumeCreate(driver=DRIVER, name="one", size=16 * MIB, fs_type="xfs")
+    with pytest.raises(AlreadyExists, match="'one' exists with ext4; xfs is asked for"):
+        repeated(lambda: plugin.volume_create(other))
+
+
 def test_a_volume_that_nobody_wants_any_more_ends_the_tool_that_makes_it(
     tools: Tools, start: Callable[..., LoopFile], area: Path
 ) -> None:

@@ -93,7 +93,7 @@ class Lab:
         action()
         self.kubelet.wait_for("a list of devices", lambda: self.lists_taken() > before)
         time.sleep(1.0)  # it logs before it stores; and it may have disconnected what was registered just now
-        self.kubelet.wait_for("its stream", lambda: self.resource()["registered"] and not self.resource()["error"])
+        self.kubelet.wait_for("its stream", lambda: self.resource()["registered"] and self.resource()["streams"])
 
     def reload(self, plugins: str) -> None:
         """Change the configuration, and wait until the daemon has it.
