@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,16 +197,19 @@ def test_a_volume_that_is_being_made_with_a_filesystem_is_refused_as_a_block_dev
 
 @pytest.mark.programs("mkfs.ext4")
 def test_a_volume_that_is_being_made_with_one_filesystem_is_refused_with_another(
-    tools: Tools, start: Callable[..., LoopFile]
+    tools: Tools, start: Callable[..., LoopFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = start()
     tools.hold()
     with pytest.raises(TryAgain):
-        create(plugin)
-    tools.release()
-    other = VolumeCreate(driver=DRIVER, name="one", size=16 * MIB, fs_type="xfs")
-    with pytest.raises(AlreadyExists, match="'one' exists with ext4; xfs is asked for"):
-        repeated(lambda: plugin.volume_create(other))
+        create(plugin, 512 * MIB)
+    monkeypatch.setattr(background, "PATIENCE", PATIENCE)
+    other = VolumeCreate(driver=DRIVER, name="one", size=512 * MIB, fs_type="xfs")
+    with ThreadPoolExecutor() as others:
+        waiting = others.submit(plugin.volume_create, other)  # it waits for what the first call has begun
+        tools.release()
+        with pytest.raises(AlreadyExists, match="'one' exists with ext4; xfs is asked for"):
+            waiting.result()
 
 
 def test_a_volume_that_nobody_wants_any_more_ends_the_tool_that_makes_it(
