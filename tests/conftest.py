@@ -192,7 +192,7 @@ def compiler_or_none() -> bool:
 
 @pytest.fixture(scope="session")
 def has_loop_devices() -> None:
-    """Skip where the kernel, or the `/dev` of a container or chroot, has none, and for who may not attach them."""
+    """Skip for an ordinary user, and where the kernel, or the `/dev` of a container or chroot, has no loop devices."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     try:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 @cache
 def own_version() -> str:
-    """Return the version as of the first call.
+    """Return the version of nodeplug that was installed at the first call.
 
     Raises:
         importlib.metadata.PackageNotFoundError: nodeplug is imported without being installed.

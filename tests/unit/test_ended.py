@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.ended import kill, wait_until_ended
+from tests.ended import has_ended, kill, wait_until_ended
 
 _FIRST_THREAD_ENDS = """
 import ctypes, sys, threading, time
@@ -24,13 +24,16 @@ def test_a_process_whose_first_thread_has_ended_is_there_until_its_last_one_ends
         assert process.stdout is not None
         assert process.stdout.readline() == b"ended\n"
         try:
+            assert not has_ended(process.pid)
             with pytest.raises(AssertionError, match=r"has not ended in 0\.05 s"):
                 wait_until_ended(process.pid, 0.05)
         finally:
             kill(process.pid)
+        assert has_ended(process.pid)
 
 
 def test_a_process_that_is_not_there_has_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
+    assert has_ended(process.pid)
     wait_until_ended(process.pid, 0)

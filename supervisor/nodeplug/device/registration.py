@@ -131,7 +131,7 @@ class Registration:
         self._look.set()
 
     def hurry(self, seconds: float) -> None:
-        """For so many seconds, treat the end of a stream, or its absence, as the end of the registration.
+        """For `seconds`, treat the end of a stream, or its absence, as the end of the registration.
 
         Some kubelets know a plugin by its resource (server.runClient), and disconnect its successor when the stream of
         the one before ends.
@@ -251,10 +251,11 @@ class Registration:
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
             idle = now - idle_since
             loss = self._loss(identity, seen, idle)
-            loss = loss or self._find_disconnection(server, streamed, idle, (seen or (None,))[0] == identity)
+            there = seen is not None and seen[0] == identity
+            loss = loss or self._find_disconnection(server, streamed, idle, there)
             if loss is not None:
                 if server.streams.open and not loss.kubelets:
-                    self.hurry(self.watchdog)  # the end of this stream is the one that kubelet may mistake
+                    self.hurry(self.watchdog)  # kubelet may disconnect the next server when this stream ends
                 if loss.kubelets:  # a killed one's stream can seem open for longer than its socket exists
                     self._silent_since = self._silent_since or time.time()
                 self._say(f"{loss.reason}; registering again")
@@ -264,7 +265,7 @@ class Registration:
             await self._wait(min(self.poll, self.watchdog))
 
     def _find_disconnection(self, server: ResourceServer, streamed: bool, idle: float, there: bool) -> _Loss | None:
-        """Return a loss if kubelet seems to have taken the end of an earlier stream for the end of this registration.
+        """Return a loss if kubelet seems to have disconnected this server when an earlier stream ended.
 
         It then ends the stream that it has just opened, or opens none. Either may have another reason: a list that it
         cannot take, so the number is limited; or a busy node, so the second is concluded once. Of a kubelet that is not
@@ -275,7 +276,7 @@ class Registration:
         if self._disconnections >= (_MOST_DISCONNECTIONS if streamed else 1) or not (streamed or idle >= _SILENCE):
             return None
         self._disconnections += 1
-        return _Loss("kubelet disconnected it at the end of an earlier stream", at_once=True)
+        return _Loss("kubelet disconnected this server when an earlier stream ended", at_once=True)
 
     async def _sweep_watched(self, *, has_ended: bool) -> None:
         """Remove what earlier daemons left to the plugin watcher when kubelet's stream has ended anyway."""

@@ -172,7 +172,7 @@ class Registry:
         return [(route.claim, route.hooks) for route in self._routes.values() if isinstance(route.claim, kind)]
 
     def _rebuild(self) -> None:
-        """Build the routes anew, and the callers of each plugin whose hooks other plugins now wrap differently."""
+        """Build the routes again, and the callers of each plugin if the plugins that wrap its hooks have changed."""
         # Delegation reads the table from the threads of calls, so it is replaced as a whole.
         routes: dict[tuple[ClaimKind, str], Route] = {}
         ranks = {name: rank for rank, name in enumerate(self.order)}

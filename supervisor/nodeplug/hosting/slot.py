@@ -160,7 +160,7 @@ class Instance:
         self.callers.update(examined.callers)
 
     def wrap(self, others: Iterable["Instance"]) -> None:
-        """Build the callers anew if other plugins wrap its hooks than before. Building them takes 2 ms.
+        """Build the callers again if the plugins that wrap its hooks have changed. Building them takes 2 ms.
 
         Args:
             others: instances with wrappers, in load order.

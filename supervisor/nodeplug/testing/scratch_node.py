@@ -39,7 +39,7 @@ def _bundled() -> Mapping[str, str]:
 
 
 def _bundled_modules(path: Path) -> list[str]:
-    """Return the modules of the bundled plugins that a configuration names; none if the daemon will refuse the file."""
+    """Return the modules of the bundled plugins that a configuration uses; none if the file cannot be parsed."""
     with suppress(OSError, ValueError, AttributeError):
         sections = tomllib.loads(path.read_text(encoding="utf-8") if path.is_file() else "").get("plugins", {})
         used = {str(section.get("uses", name)) for name, section in sections.items()}

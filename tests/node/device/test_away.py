@@ -197,3 +197,19 @@ def test_a_kubelet_that_ends_a_new_stream_at_the_end_of_the_old_one_gets_another
             await kubelet.until(lambda: len(kubelet.registrations) == 3 and kubelet.streams(RESOURCE) == 1)
 
     run(story())
+
+
+def test_a_kubelet_that_stops_after_a_registration_has_not_disconnected_it(
+    minimal: "Minimal", root: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            host.tasks[RESOURCE].register_again("another daemon has registered it")
+            await kubelet.until(lambda: len(kubelet.registrations) == 2 and kubelet.streams(RESOURCE) == 1)
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
+            await kubelet.stop()
+            await kubelet.until(lambda: shown(host)["error"].startswith("kubelet has been away since "))
+            assert "kubelet disconnected" not in caplog.text
+
+    run(story())
