@@ -45,7 +45,7 @@ def test_a_resource_is_not_registered_with_a_kubelet_that_has_gone(minimal: "Min
 def test_a_resource_is_not_registered_with_a_kubelet_that_was_killed(minimal: "Minimal", root: Path, run: Run) -> None:
     async def story() -> None:
         async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
-            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
             await kubelet.kill()
             await kubelet.until(lambda: shown(host)["error"].startswith("kubelet has been away since "))
             assert not shown(host)["registered"]
@@ -173,7 +173,7 @@ def test_a_kubelet_that_disconnects_a_new_registration_at_the_end_of_the_old_str
 ) -> None:
     async def story() -> None:
         async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
-            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
             kubelet.hold_streams = True  # it has disconnected the new one before it listened
             host.tasks[RESOURCE].register_again("another daemon has registered it")
             await kubelet.until(lambda: len(kubelet.registrations) == 2 and not kubelet.streams(RESOURCE))
@@ -189,7 +189,7 @@ def test_a_kubelet_that_ends_a_new_stream_at_the_end_of_the_old_one_gets_another
 ) -> None:
     async def story() -> None:
         async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
-            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
             host.tasks[RESOURCE].register_again("another daemon has registered it")
             await kubelet.until(lambda: len(kubelet.registrations) == 2 and kubelet.streams(RESOURCE) == 1)
             await kubelet.until(lambda: bool(shown(host)["registered"]))
@@ -204,7 +204,7 @@ def test_a_kubelet_that_stops_after_a_registration_has_not_disconnected_it(
 ) -> None:
     async def story() -> None:
         async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
-            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
             host.tasks[RESOURCE].register_again("another daemon has registered it")
             await kubelet.until(lambda: len(kubelet.registrations) == 2 and kubelet.streams(RESOURCE) == 1)
             await kubelet.until(lambda: bool(shown(host)["registered"]))

@@ -32,9 +32,8 @@ def test_kubelet_that_was_there_first_learns_every_device(minimal: "Minimal", ro
     async def story() -> None:
         async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root) as host:
             await kubelet.until_allocatable(RESOURCE, 4)
-            async with asyncio.timeout(20):
-                while not host.tasks[RESOURCE].status().registered:  # kubelet lists before it answers Register
-                    await asyncio.sleep(0.01)
+            # Kubelet may list before it answers Register.
+            await kubelet.until(lambda: host.tasks[RESOURCE].status().registered)
             status = host.tasks[RESOURCE].status()
             assert (status.streams, status.healthy, len(status.devices)) == (1, 4, 4)
             assert status.error == ""
@@ -226,6 +225,7 @@ def test_refusal_of_kubelet_is_shown_and_retried(
                 assert len([record for record in caplog.records if "a headache" in record.getMessage()]) == 1
                 kubelet.refuse = ""
                 await kubelet.until_allocatable(RESOURCE, 4)
+                await kubelet.until(lambda: host.tasks[RESOURCE].status().registered)
                 assert host.tasks[RESOURCE].status().error == ""
 
     run(story())
@@ -311,7 +311,7 @@ def test_task_cancelled_in_the_middle_of_a_registration_leaves_nothing(
 def test_socket_that_vanishes_during_register_is_not_waited_for(minimal: "Minimal", root: Path, run: Run) -> None:
     async def story() -> None:
         async with Kubelet(root, dial_timeout=3600) as kubelet, serve_devices(minimal, kubelet, root) as host:
-            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: host.tasks[RESOURCE].status().registered)
             kubelet.hold_dial = True
             await kubelet.recreate_socket()
             await kubelet.until(lambda: len(kubelet.registrations) == 2)
@@ -329,8 +329,8 @@ def test_registration_is_logged_once(
     caplog.set_level(logging.INFO)
 
     async def story() -> None:
-        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
-            await kubelet.until_allocatable(RESOURCE, 4)
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root) as host:
+            await kubelet.until(lambda: host.tasks[RESOURCE].status().registered)
             await asyncio.sleep(0.2)
 
     run(story())

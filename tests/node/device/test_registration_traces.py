@@ -99,7 +99,7 @@ def test_a_kubelet_that_was_killed_as_soon_as_it_had_registered_a_resource_is_aw
 ) -> None:
     async def story() -> None:
         async with Kubelet(root) as kubelet, serve(minimal, kubelet, Runner(), lane=Slow()) as task:
-            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: task.status().registered)
             await kubelet.kill()
             await kubelet.until(lambda: "registering again" in task.status().error or "away" in task.status().error)
             await kubelet.until(lambda: task.status().error.startswith("kubelet has been away since "))
