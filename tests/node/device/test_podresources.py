@@ -113,7 +113,7 @@ def test_release_that_failed_is_told_again(full: "Full", root: Path, run: Run) -
             kubelet.remove_pod("pod")
             await kubelet.until(lambda: len(full.releases()) >= 2)
             full.errors.clear()
-            await two_looks()
+            await kubelet.until(lambda: not host.podresources.untold(ResourceName(RESOURCE)))
             told = len(full.releases())
             await two_looks()
             assert len(full.releases()) == told
@@ -213,8 +213,8 @@ def test_damaged_state_is_set_aside(minimal: "Minimal", root: Path, run: Run) ->
         async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
             await kubelet.until_allocatable(RESOURCE, 4)
             await kubelet.admit("pod", {RESOURCE: 1})
+            await kubelet.until((root / "device-holders.damaged").exists)
             await kubelet.until(state.exists)
-            assert (root / "device-holders.damaged").exists()
 
     run(story())
 
