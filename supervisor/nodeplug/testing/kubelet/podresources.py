@@ -22,14 +22,22 @@ BURST: Final = 10
 
 @dataclass(slots=True)
 class RateLimit:
-    """A bucket of BURST calls that fills with QPS."""
+    """A bucket of BURST calls that fills with QPS.
 
+    Attributes:
+        clock: returns seconds.
+    """
+
+    clock: Callable[[], float] = time.monotonic
     _left: float = BURST
-    _at: float = field(default_factory=time.monotonic)
+    _at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._at = self.clock()
 
     def allows(self) -> bool:
         """Take one call out of the bucket, if there is one."""
-        now = time.monotonic()
+        now = self.clock()
         self._left = min(BURST, self._left + (now - self._at) * QPS)
         self._at = now
         if self._left < 1:
