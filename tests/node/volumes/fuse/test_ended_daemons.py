@@ -69,7 +69,7 @@ def test_a_daemon_that_is_killed_at_any_step_of_a_start_leaves_nothing_after_the
         staging.rmdir()
 
     words = [str(folder), str(source / "data"), str(staging)]
-    for _ in every_step("tests.node.volumes.killed_fuse", words, least=10, prepare=staging.mkdir):
+    for _ in every_step("tests.node.volumes.fuse.killed_fuse", words, least=10, prepare=staging.mkdir):
         assert_nothing_is_left()
     assert_nothing_is_left()  # nor after the one that was not killed
 

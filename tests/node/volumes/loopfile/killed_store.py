@@ -1,4 +1,4 @@
-"""A loopfile plugin that is killed before its n-th change of the world: run by test_volumes_created.py as a module.
+"""A loopfile plugin that is killed before its n-th change of the world: run as a module by test_killed_calls.py.
 
 Arguments: n, folder, then one call. Every file made, renamed, removed, cut or grown, ioctl and tool counts as a change.
 """
