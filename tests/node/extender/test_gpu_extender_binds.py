@@ -243,8 +243,13 @@ def test_before_the_first_answer_of_the_api_server_the_scheduler_is_told_to_ask_
     with api.failing("broken"):
         node = make_node(PLUGIN.format("thread"), api=api)
         with asking(node, "gpu-mem") as scheduler:
-            with pytest.raises(ExtenderFailure, match="the nodes are not known yet: the API server refused to list"):
-                until(lambda: scheduler.filter(wanting("one", 1), ["a"]).nodes)
+
+            def refused() -> str:
+                with pytest.raises(ExtenderFailure, match="the nodes are not known yet") as caught:
+                    scheduler.filter(wanting("one", 1), ["a"])
+                return str(caught.value)
+
+            until(lambda: "the API server refused to list" in refused(), found=refused)
             told = node.status()["reasons"]["scheduler extenders"]
             assert "the API server refused to list nodes" in told
     with asking(node, "gpu-mem") as scheduler:
