@@ -144,7 +144,7 @@ def test_the_table_is_walked_where_somebody_is_connected(lab: Lab, client: socke
 
 
 def test_the_table_is_not_walked_for_a_namespace_without_connections(short_path: Path, walks: list[str]) -> None:
-    forward = Forward(17, None, 8080, ip_address("10.88.0.2"), 80)
+    forward = Forward(17, None, 8099, ip_address("10.88.0.2"), 80)
 
     def forget() -> int:
         with open_nft() as netlink:
@@ -152,4 +152,4 @@ def test_the_table_is_not_walked_for_a_namespace_without_connections(short_path:
 
     with Sandbox(short_path / "quiet") as quiet:
         assert run_in(quiet.netns, forget) == 0
-    assert not walks
+    assert forward.name not in walks  # those of containers that have just ended may still be looked for
