@@ -15,7 +15,8 @@ def openssl(folder: Path, *arguments: str) -> None:
 
 def authority(folder: Path, name: str = "authority") -> None:
     files = ("-keyout", f"{name}.key", "-out", f"{name}.crt")
-    openssl(folder, "req", "-x509", *_KEY, "-subj", f"/CN={name}", *files, "-days", "2")
+    uses = ("-addext", "keyUsage=critical,keyCertSign")  # which Python demands since 3.13
+    openssl(folder, "req", "-x509", *_KEY, "-subj", f"/CN={name}", *files, *uses, "-days", "2")
 
 
 def sign(folder: Path, name: str, *life: str, by: str = "authority", usage: str = "serverAuth,clientAuth") -> None:

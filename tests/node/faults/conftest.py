@@ -115,7 +115,7 @@ class Node:
         """The run folder of a plugin, where it leaves its notes."""
         return self.scratch.paths.run / "plugins" / plugin
 
-    def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 20.0) -> None:
         until(condition, seconds, lambda: self.scratch.log[-3000:])
 
     def descriptors(self) -> int:
@@ -156,12 +156,13 @@ def netns() -> Iterator[Path]:
 
 def _nodes(folder: Path, netns: Path) -> Iterator[Callable[..., Node]]:
     made: list[ScratchNode] = []
-    (folder / "n").mkdir()
 
     def make(*, run: bool = True, supervisor: str = INSTALLING, huge: int = 0, **sections: Mapping[str, Any]) -> Node:
         plugins = toml(sections or {"faulty": {}})
         env = {"PYTHONPATH": str(HERE), "HUGE": str(huge)}
-        node = Node(ScratchNode(folder / "n", plugins, supervisor=supervisor, env=env, fork=True), netns)
+        root = folder / f"n{len(made)}"
+        root.mkdir()
+        node = Node(ScratchNode(root, plugins, supervisor=supervisor, env=env, fork=True), netns)
         made.append(node.scratch)
         if run:
             node.start()

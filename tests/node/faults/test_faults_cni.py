@@ -13,10 +13,11 @@ GOOD = {"cniVersion": "1.0.0", "name": "net", "type": "faulty"}
 
 
 @pytest.fixture(scope="module")
-def daemon(make_shared_node: Callable[..., Any], entrypoints: str) -> Any:
+def daemon(make_shared_node: Callable[..., Any], entrypoints: str) -> Iterator[Any]:
     shared = make_shared_node(supervisor=entrypoints, faulty={"deadline": {"cni_add": "2s"}}, other={})
     assert shared.cni(container="kept").status == 0
-    return shared
+    yield shared
+    shared.scratch.stop()
 
 
 @pytest.fixture
@@ -161,13 +162,13 @@ def test_a_stray_exception_is_told_with_the_id_of_its_one_traceback(node: Any) -
     answer = refused(node.cni(do="raise"))
     request = re.findall(r"request ([0-9a-f]{8})", answer.text)[0]
     assert "Traceback" not in answer.text
-    assert sum("Traceback" in line for line in node.fresh) == 1
+    node.until(lambda: sum("Traceback" in line for line in node.fresh) == 1)
     assert [line for line in node.fresh if f"[{request} " in line or f"request {request}" in line]
 
 
 def test_a_stray_exception_forges_no_line_of_the_log(node: Any) -> None:
     node.cni(do="raise")
-    assert any("forged" in line for line in node.fresh)
+    node.until(lambda: any("forged" in line for line in node.fresh))
     assert [line for line in node.fresh if line.startswith("2026-01-01")] == []
 
 

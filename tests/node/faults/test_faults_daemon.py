@@ -24,7 +24,7 @@ def test_a_removed_exec_socket_is_made_anew(make_node: Make) -> None:
     node.until(node.scratch.paths.exec_socket.exists)
     assert node.scratch.paths.exec_socket.stat().st_mode & 0o777 == 0o600
     assert node.cni().status == 0
-    assert sum("has been recreated" in line for line in node.fresh) == 1
+    node.until(lambda: sum("has been recreated" in line for line in node.fresh) == 1)
 
 
 def test_a_call_that_runs_while_the_socket_is_removed_is_answered(make_node: Make) -> None:

@@ -10,8 +10,10 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def daemon(make_shared_node: Callable[..., Any], entrypoints: str) -> Any:
-    return make_shared_node(supervisor=entrypoints, drive={"kind": "volume", "deadline": {"volume_stage": "2s"}})
+def daemon(make_shared_node: Callable[..., Any], entrypoints: str) -> Iterator[Any]:
+    shared = make_shared_node(supervisor=entrypoints, drive={"kind": "volume", "deadline": {"volume_stage": "2s"}})
+    yield shared
+    shared.scratch.stop()
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_megabytes_of_text_are_a_few_kilobytes_for_everybody_who_reads_it(node: 
     if fault.startswith("huge") and fault != "huge_log":
         assert re.search(r"\.\.\.\[\d+ more characters\]", answer.text)
     if fault == "huge_log":
-        assert re.search(r"\.\.\.\[\d+ more characters\]", "\n".join(node.fresh))
+        node.until(lambda: re.search(r"\.\.\.\[\d+ more characters\]", "\n".join(node.fresh)))
 
 
 @pytest.mark.parametrize("fault", ["slow", "slow_refusal", "slow_log"])
@@ -66,7 +66,7 @@ def test_an_exception_whose_text_does_not_come_stops_neither_others_nor_the_log(
         assert node.scratch.status()["ready"]
         (node.notes() / f"go-{key}").touch()
         waiting.result()
-    assert "at last" in "\n".join(node.fresh)
+    node.until(lambda: "at last" in "\n".join(node.fresh))
 
 
 def test_megabytes_of_a_caller_are_shown_in_part(node: Any) -> None:
