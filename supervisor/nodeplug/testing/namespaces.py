@@ -48,7 +48,7 @@ def command(*, network: bool, host_name: bool = False) -> list[str]:
     made += [*(["--net"] if network else []), *(["--uts"] if host_name else [])]
     if mounted_at("/") is not None:
         return [*made, "--mount", "--propagation", "private", "--"]
-    return [*made, "--mount", "--propagation", "unchanged", "--", sys.executable, "-m", "nodeplug.testing.namespaces"]
+    return [*made, "--mount", "--propagation", "unchanged", "--", sys.executable, "-m", "nodeplug.testing.kept_mounts"]
 
 
 def entering(pid: int) -> list[str]:
@@ -112,8 +112,3 @@ def _change(source: str, target: str, flags: int) -> None:
     if _LIBC.mount(source.encode(), target.encode(), None, ctypes.c_ulong(flags), None) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), target)
-
-
-if __name__ == "__main__":
-    keep_mounts()
-    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - a program and its arguments, no shell
