@@ -12,6 +12,7 @@ from nodeplug.testing import host
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuProcess, Utilization
 from nodeplug_gpu.config import GpuConfig
+from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.tracker import InventoryTracker
 
 Watch = Callable[..., Any]
@@ -263,11 +264,20 @@ def test_a_poll_like_the_one_before_is_not_told(nvml: Any, watch: Watch) -> None
     assert len(watched.snapshots) == 1
 
 
-def test_a_driver_that_fails_again_and_again_is_not_started_in_a_storm(nvml: Any, watch: Watch) -> None:
+def test_a_driver_that_fails_again_and_again_is_not_started_in_a_storm(
+    nvml: Any, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    pause: Callable[..., None] = NvmlDriver._pause
+
+    def noted(driver: NvmlDriver, selector: Any, seconds: float) -> None:
+        asked.append(seconds)
+        pause(driver, selector, seconds)
+
+    monkeypatch.setattr(NvmlDriver, "_pause", noted)
     nvml.fail("nvmlInitWithFlags", 0xDEAD)
     watched = watch(nvml, poll=3600.0)
     watched.until(lambda snapshot: snapshot.generation >= 4)
-    pauses = [
-        after.taken - before.taken for before, after in zip(watched.snapshots, watched.snapshots[1:], strict=False)
-    ]
-    assert pauses[-1] > pauses[0]
+    assert asked[:3] == [0.1, 0.2, 0.4]
+    taken = {snapshot.generation: snapshot.taken for snapshot in watched.snapshots}
+    assert all(taken[number + 1] - taken[number] >= asked[number - 1] for number in (1, 2, 3))
