@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nodeplug import ResourceName
+from nodeplug.device import registration
 from nodeplug.observe import status as told
 from nodeplug.testing import Kubelet, serve_devices
 
@@ -195,6 +197,29 @@ def test_a_kubelet_that_ends_a_new_stream_at_the_end_of_the_old_one_gets_another
             await kubelet.until(lambda: bool(shown(host)["registered"]))
             await kubelet.drop_streams(RESOURCE)
             await kubelet.until(lambda: len(kubelet.registrations) == 3 and kubelet.streams(RESOURCE) == 1)
+
+    run(story())
+
+
+def test_a_kubelet_that_ends_one_stream_after_the_other_does_not_get_registrations_for_ever(
+    minimal: "Minimal", root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "_MOST_DISCONNECTIONS", 2)
+
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
+            host.tasks[RESOURCE].register_again("another daemon has registered it")
+
+            def is_registered(times: int) -> bool:
+                streams = kubelet.streams(RESOURCE)
+                return (len(kubelet.registrations), streams, shown(host)["registered"]) == (times, 1, True)
+
+            for times in (2, 3, 4):
+                await kubelet.until(partial(is_registered, times))
+                await kubelet.drop_streams(RESOURCE)
+            await kubelet.until(lambda: shown(host)["error"].startswith("kubelet has been away since "))
+            assert len(kubelet.registrations) == 4
 
     run(story())
 
