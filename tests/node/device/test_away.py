@@ -178,7 +178,8 @@ def test_a_kubelet_that_disconnects_a_new_registration_at_the_end_of_the_old_str
             await kubelet.until(lambda: bool(shown(host)["registered"]))
             kubelet.hold_streams = True  # it has disconnected the new one before it listened
             host.tasks[RESOURCE].register_again("another daemon has registered it")
-            await kubelet.until(lambda: len(kubelet.registrations) == 2 and not kubelet.streams(RESOURCE))
+            await kubelet.until(lambda: host.tasks[RESOURCE].status().registrations == 2)
+            await kubelet.until(lambda: not kubelet.streams(RESOURCE))
             kubelet.hold_streams = False
             await kubelet.until(lambda: len(kubelet.registrations) == 3)
             await kubelet.until(lambda: kubelet.streams(RESOURCE) == 1)

@@ -97,7 +97,8 @@ class Guests:
 
     def section(self, uses: str = GUEST, deadline: float = 60.0, load: float = 60.0, **more: Any) -> PluginSection:
         known = {key: more.pop(key) for key in PluginSection.model_fields if key in more}
-        deadlines = {"device_list": deadline, "claims": load}
+        # A guest of which much is asked at once waits for the disk many times.
+        deadlines = {"device_list": deadline, "claims": load, "inspect": 60.0}
         return PluginSection(uses=uses, config=more, deadline=deadlines, **{"isolation": "process", **known})
 
     async def apply(self, **sections: PluginSection) -> None:
