@@ -46,6 +46,8 @@ LOG: Final = logging.getLogger(__name__)
 _AGAIN: Final = 10.0
 """Seconds between two tries to find the API server."""
 _PAUSE: Final = 0.05
+FIRST_LOOK: Final = 5.0
+"""Seconds for which a request waits until this daemon has looked for the API server, which it does when it starts."""
 _LAST_REQUESTS: Final = 2.0
 """Seconds in which requests that have begun are to end, when the daemon ends."""
 _REPEATED: Final = frozenset({server.PREPARE, server.UNPREPARE})
@@ -96,6 +98,7 @@ class Drivers:
         self._lane = Lane("kubelet's folders of DRA sockets")
         self._client: Client | None = None
         self._trouble = "the API server has not been asked yet"
+        self._has_looked = asyncio.Event()
         self._ended = False
         self._turn = server.Turn()
         self.publication = Publication(node, section.taint, self._wanted)
@@ -260,6 +263,10 @@ class Drivers:
 
     async def _claim(self, wanted: ClaimReference) -> Object:
         if self._client is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_LOOK):
+                    await self._has_looked.wait()
+        if self._client is None:
             raise TryAgain(f"claim {wanted} cannot be read: {self._trouble}")
         return await self._client.get(RESOURCE_CLAIMS, wanted.name, wanted.namespace)
 
@@ -269,6 +276,7 @@ class Drivers:
             try:
                 access = await aside(partial(find, self._kubeconfig), "DRA: find the API server")
                 async with Client(Credentials(access)) as self._client:
+                    self._has_looked.set()
                     await self.publication.run(self._client)
             except PluginError as error:
                 if error.message != self._trouble:
@@ -278,6 +286,7 @@ class Drivers:
                 LOG.exception("DRA: publishing slices failed; it begins anew")
             finally:
                 self._client = None
+            self._has_looked.set()
             await asyncio.sleep(_AGAIN)
 
     def _wanted(self) -> Mapping[str, Mapping[str, Any] | None]:

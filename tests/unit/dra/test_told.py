@@ -1,21 +1,25 @@
 """What is told of devices while things change: lists that come late, news that a slow stream has missed, old slices."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 from tests.unit.dra.prepared import MEM, Cards
 
-from nodeplug import Device, DeviceList, NotFound, NotReady, PluginError, hookimpl
+from nodeplug import Device, DeviceList, InvalidRequest, NotFound, NotReady, PluginError, TryAgain, hookimpl
 from nodeplug.config import DraSection, PluginSection, Supervisor
 from nodeplug.contract.journal import Journal
 from nodeplug.dra import driver as driver_module
+from nodeplug.dra import drivers as drivers_module
+from nodeplug.dra.claims import ClaimReference
 from nodeplug.dra.drivers import Drivers
 from nodeplug.dra.listing import Listing
 from nodeplug.dra.server import News
 from nodeplug.dra.values import Pool
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.kubeapi.access import Access
 
 
 class Gone(Cards):
@@ -124,6 +128,36 @@ def test_nothing_is_given_away_while_a_record_cannot_be_read(tmp_path: Path, nam
         made.serve("cards", [registry.route("device", MEM)])
         with pytest.raises(NotReady, match=f"{name} cannot be read, and nobody knows what its claim holds"):
             await made._settled("cards", MEM)
+        await made.end()
+
+    asyncio.run(story())
+
+
+def test_a_claim_that_is_wanted_before_the_api_server_was_looked_for_waits_until_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going = threading.Event()
+
+    def find(_: Path | None) -> Access:
+        going.wait(30)
+        raise InvalidRequest("there is no kubeconfig")
+
+    monkeypatch.setattr(drivers_module, "find", find)
+    reference = ClaimReference("uid-1", "default", "one")
+
+    async def story() -> None:
+        made = drivers(tmp_path, Registry())
+        running = asyncio.create_task(made.run())
+        monkeypatch.setattr(drivers_module, "FIRST_LOOK", 0.05)
+        with pytest.raises(TryAgain, match="the API server has not been asked yet"):
+            await made._claim(reference)
+        monkeypatch.setattr(drivers_module, "FIRST_LOOK", 30.0)
+        wanted = asyncio.create_task(made._claim(reference))
+        await asyncio.sleep(0.1)
+        going.set()
+        with pytest.raises(TryAgain, match="there is no kubeconfig"):
+            await wanted
+        running.cancel()
         await made.end()
 
     asyncio.run(story())
