@@ -24,7 +24,7 @@ from tests.programs import need
 
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuEvent, Snapshot
-from nodeplug_gpu.driver import Driver
+from nodeplug_gpu.driver import Driver, process
 from nodeplug_gpu.driver.calls import SYMBOLS
 from nodeplug_gpu.driver.process import NvmlDriver
 
@@ -310,6 +310,12 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 @pytest.fixture
 def log() -> logging.LoggerAdapter[logging.Logger]:
     return logging.LoggerAdapter(logging.getLogger("nodeplug.gpu"), {})
+
+
+@pytest.fixture(autouse=True)
+def killed_drivers_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a driver process that was killed, however busy the machine is: nobody would collect its status later."""
+    monkeypatch.setattr(process, "_KILL_TIMEOUT", 20.0)
 
 
 @pytest.fixture

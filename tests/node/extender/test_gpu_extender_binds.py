@@ -251,7 +251,7 @@ def test_before_the_first_answer_of_the_api_server_the_scheduler_is_told_to_ask_
 
             until(lambda: "the API server refused to list" in refused(), found=refused)
             told = node.status()["reasons"]["scheduler extenders"]
-            assert "the API server refused to list nodes" in told
+            assert "the API server refused to list" in told
     with asking(node, "gpu-mem") as scheduler:
         until(lambda: all_followed(node), found=lambda: node.log)
         assert fits(scheduler, wanting("one", 1))

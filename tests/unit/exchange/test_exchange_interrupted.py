@@ -151,7 +151,8 @@ def test_a_start_that_hangs_keeps_the_former_configuration_from_nothing(net: "Ne
         starting.set()
 
     net.run(scenario)
-    assert net.life[-3:] == ["start first", "add first", "added first"]
+    told = [what for what in net.life if what != "start second"]  # its thread may begin late
+    assert told[-3:] == ["start first", "add first", "added first"]
 
 
 @pytest.mark.parametrize("turns", [30])
