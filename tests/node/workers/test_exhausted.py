@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,24 +45,42 @@ async def used_beside(pids: Path, first: int) -> int:
     return seen[-1]
 
 
+async def state_after_a_kill(guests: "Guests", pids: Path, left: int) -> str:
+    """Kill the plugin where there is room for so many more processes and threads; return what it is then."""
+    slot, first = guests.lifecycle.registry.slots["guest"], guests.pid()
+    write(pids / "pids.max", await used_beside(pids, first) + left)
+    os.kill(first, signal.SIGKILL)
+    await guests.until(lambda: slot.state == "failed" or (slot.state == "running" and guests.pid() != first))
+    return slot.state
+
+
+async def until_it_lacks_room(attempt: Callable[[], Awaitable[bool]]) -> None:
+    """Repeat what starts a plugin without enough room: a thread that ends meanwhile makes room for one."""
+    for _ in range(5):
+        if await attempt():
+            return
+    pytest.fail("the plugin always started")
+
+
 @pytest.mark.parametrize("left", [0, 1, 3, *(pytest.param(one, marks=pytest.mark.whole) for one in (2, 4, 5))])
 def test_a_plugin_waits_for_a_process_and_for_the_threads_that_it_needs(left: int, pids: Path, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(), other=guests.section(name="b"))
         for name in ("guest", "other"):
             await guests.call("device_allocate", name=name)
-        slot, other, first = guests.lifecycle.registry.slots["guest"], guests.pid("other"), guests.pid()
-        write(pids / "pids.max", await used_beside(pids, first) + left)
-        os.kill(first, signal.SIGKILL)
-        await guests.until(lambda: slot.state == "failed" or (slot.state == "running" and guests.pid() != first))
+        slot, other = guests.lifecycle.registry.slots["guest"], guests.pid("other")
+
+        async def has_failed() -> bool:
+            return await state_after_a_kill(guests, pids, left) == "failed" or left >= 2
+
+        await until_it_lacks_room(has_failed)
         if left < 2:
-            assert slot.state == "failed"
             assert "raise " in slot.reason
             assert "TasksMax" in slot.reason
         for _ in range(3):
             await guests.call("device_allocate", name="other")
         write(pids / "pids.max", "max")
-        await guests.until(lambda: slot.state == "running" and guests.pid() != first)
+        await guests.until(lambda: slot.state == "running")
         assert (await guests.call("device_allocate")).env == {"PID": str(guests.pid())}
         assert guests.pid("other") == other
         assert guests.lifecycle.registry.slots["other"].restarts.count == 0
@@ -70,27 +88,25 @@ def test_a_plugin_waits_for_a_process_and_for_the_threads_that_it_needs(left: in
     play(story)
 
 
-async def is_left_without_a_process(guests: "Guests", pids: Path) -> bool:
-    """Kill the plugin where there is room for the thread that loads it, and no more."""
-    slot, first = guests.lifecycle.registry.slots["guest"], guests.pid()
-    write(pids / "pids.max", await used_beside(pids, first) + 1)
-    os.kill(first, signal.SIGKILL)
-
-    await guests.until(lambda: slot.state == "failed" or (slot.state == "running" and guests.pid() != first))
-    return slot.state == "failed"
+async def does_not_start_again(guests: "Guests") -> bool:
+    slot = guests.lifecycle.registry.slots["guest"]
+    retry = slot.retry_after
+    await guests.until(lambda: slot.retry_after > retry or slot.state == "running")
+    return slot.state != "running"
 
 
 def test_who_asks_a_plugin_that_has_no_process_is_told_which_limit_to_raise(pids: Path, play: Play) -> None:
-    async def story(guests: "Guests") -> None:
-        await guests.apply(guest=guests.section())
-        while not await is_left_without_a_process(guests, pids):
-            pass  # a thread of the daemon's that ended meanwhile left room for one more
-        slot = guests.lifecycle.registry.slots["guest"]
+    async def is_told(guests: "Guests") -> bool:
+        if await state_after_a_kill(guests, pids, 1) == "running":  # where there is room for the thread that loads it
+            return False
         with pytest.raises(n.TryAgain, match=r"cannot .*TasksMax"):
             await guests.call("device_allocate")
-        retry = slot.retry_after
-        await guests.until(lambda: slot.retry_after > retry)
+        return await does_not_start_again(guests)
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section())
+        await until_it_lacks_room(lambda: is_told(guests))
         write(pids / "pids.max", "max")
-        await guests.until(lambda: slot.state == "running")
+        await guests.until(lambda: guests.state() == "running")
 
     play(story)
