@@ -2,12 +2,16 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.programs import need
+
+from nodeplug_volumes.fuse.room import Room
+from nodeplug_volumes.fuse.server import strays
 
 
 @contextmanager
@@ -32,3 +36,12 @@ def programs(source: Path) -> list[int]:
         if words[0] == b"bindfs" and os.fsencode(source) in words:
             found.append(int(path.parts[2]))
     return found
+
+
+def end_strays(hosts: Path) -> None:
+    """Kill the programs that the stopped plugins below a folder have left, and collect the status of this process's."""
+    for folder in hosts.glob("*/volumes/*/"):
+        for pid in strays(Room(folder)):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)

@@ -131,7 +131,7 @@ class Registration:
         self._look.set()
 
     def hurry(self, seconds: float) -> None:
-        """For `seconds`, treat the end of a stream, or its absence, as the end of the registration.
+        """For `seconds`, register again at once when kubelet ends its ListAndWatch stream or opens none.
 
         Some kubelets know a plugin by its resource (server.runClient), and disconnect its successor when the stream of
         the one before ends.
@@ -265,7 +265,7 @@ class Registration:
             await self._wait(min(self.poll, self.watchdog))
 
     def _find_disconnection(self, server: ResourceServer, streamed: bool, idle: float, there: bool) -> _Loss | None:
-        """Return a loss if kubelet seems to have disconnected this server when an earlier stream ended.
+        """Return the loss of the registration if kubelet seems to have disconnected when an earlier stream ended.
 
         It then ends the stream that it has just opened, or opens none. Either may have another reason: a list that it
         cannot take, so the number is limited; or a busy node, so the second is concluded once. Of a kubelet that is not

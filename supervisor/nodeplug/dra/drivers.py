@@ -47,7 +47,7 @@ _AGAIN: Final = 10.0
 """Seconds between two tries to find the API server."""
 _PAUSE: Final = 0.05
 FIRST_LOOK: Final = 5.0
-"""Seconds for which a request waits until this daemon has looked for the API server, which it does when it starts."""
+"""The most seconds that a request waits for a daemon that has just started, until it has read its kubeconfig."""
 _LAST_REQUESTS: Final = 2.0
 """Seconds in which requests that have begun are to end, when the daemon ends."""
 _REPEATED: Final = frozenset({server.PREPARE, server.UNPREPARE})
@@ -262,10 +262,9 @@ class Drivers:
                 driver.problem = str(error)
 
     async def _claim(self, wanted: ClaimReference) -> Object:
-        if self._client is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_LOOK):
-                    await self._has_looked.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK):
+                await self._has_looked.wait()
         if self._client is None:
             raise TryAgain(f"claim {wanted} cannot be read: {self._trouble}")
         return await self._client.get(RESOURCE_CLAIMS, wanted.name, wanted.namespace)

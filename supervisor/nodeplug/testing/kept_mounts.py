@@ -1,6 +1,6 @@
-"""Executes a program in a fresh mount namespace, and lets none of its mounts reach another one.
+"""Makes every mount private, then executes a program. The caller has made the mount namespace.
 
-A module of its own, since Python warns where the package has imported what `-m` executes.
+It is no part of `namespaces`: the package imports that module, and Python warns if `-m` executes it as well.
 """
 
 import os

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fuse_programs import end_strays
 from tests.programs import need
 
 from nodeplug import mounted_at
 from nodeplug.testing.waiting import until
 from nodeplug_volumes.fuse.config import FuseConfig
 from nodeplug_volumes.fuse.plugin import Fuse
-from nodeplug_volumes.fuse.room import Room
-from nodeplug_volumes.fuse.server import strays
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_fuse")]
 DRIVER = "nodeplug/fuse"
@@ -83,11 +82,7 @@ def plugin(make_host: Any, area: Path, store: Store) -> Iterator[Fuse]:
     made.start()
     yield made
     made.stop()
-    for folder in (area / "hosts" / "fuse").glob("*/volumes/*/"):
-        for pid in strays(Room(folder)):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+    end_strays(area / "hosts" / "fuse")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ BURST: Final = 10
 
 @dataclass(slots=True)
 class RateLimit:
-    """A bucket of BURST calls that fills with QPS.
+    """A token bucket: it holds BURST calls, and QPS calls are added in a second.
 
     Attributes:
         clock: returns seconds.

@@ -5,20 +5,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fuse_programs import shared_folder
+from tests.fuse_programs import end_strays, shared_folder
 from tests.node.volumes.fuse.lab import DRIVER, PATIENCE, condition_of, pid_of
 
 from nodeplug.testing.waiting import until
 from nodeplug_volumes.fuse import volume
 from nodeplug_volumes.fuse.config import FuseConfig
 from nodeplug_volumes.fuse.plugin import Fuse
-from nodeplug_volumes.fuse.room import Room
-from nodeplug_volumes.fuse.server import strays
 
 CONTAINER = """
 import ctypes, sys
@@ -71,11 +68,7 @@ def make_plugin(make_host: Any, area: Path) -> Iterator[Callable[..., Fuse]]:
     yield make
     for plugin in started:
         plugin.stop()
-    for folder in (area / "hosts" / "fuse").glob("*/volumes/*/"):
-        for pid in strays(Room(folder)):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+    end_strays(area / "hosts" / "fuse")
 
 
 @pytest.fixture
