@@ -28,7 +28,7 @@ from nodeplug.testing import Kubelet, ScratchNode
 WAYS: Final = ("thread", "process")
 _IDS: Final = [f"unit-{number}" for number in range(8)]
 _LONG: Final = 4000
-_CONTAINER: Final = f"/run/netns/bench-{os.getpid()}"
+_CONTAINER: Final = f"/run/netns/bench-{os.urandom(4).hex()}"
 _NAMESPACES: Final = ("/proc/self/ns/net", _CONTAINER)
 _BURN: Final = """
 import sys

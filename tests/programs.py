@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import pytest
 from tests.fanotify import Executions
 
-from nodeplug import mount
+from nodeplug import mount, unmount
 
 SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
 PACKAGES: Mapping[str, str] = {
@@ -218,12 +219,11 @@ def hide(names: Sequence[str]) -> None:
     Raises:
         OSError: the kernel mounts no overlay here.
     """
-    for number, folder in enumerate(dict.fromkeys([*_FOLDERS, *map(os.path.realpath, os.environ["PATH"].split(":"))])):
+    for folder in dict.fromkeys([*_FOLDERS, *map(os.path.realpath, os.environ["PATH"].split(":"))]):
         found = [name for name in names if os.path.lexists(Path(folder) / name)]
         if not found:
             continue
-        place = Path(f"/tmp/np-without-{os.getpid()}-{number}")
-        place.mkdir()
+        place = Path(tempfile.mkdtemp(prefix="np-without-"))
         mount("nodeplug", str(place), "tmpfs")
         upper, work = place / "upper", place / "work"
         upper.mkdir()
@@ -231,6 +231,8 @@ def hide(names: Sequence[str]) -> None:
         for name in found:
             os.mknod(upper / name, stat.S_IFCHR, os.makedev(0, 0))  # how an overlay says that it is removed
         mount("overlay", folder, "overlay", options=[f"lowerdir={folder}", f"upperdir={upper}", f"workdir={work}"])
+        unmount(str(place), lazy=True)  # the overlay keeps what it is made of
+        place.rmdir()
 
 
 @cache

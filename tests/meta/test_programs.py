@@ -73,6 +73,24 @@ def test_a_test_is_skipped_without_what_it_declares(tmp_path: Path) -> None:
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/usr/bin/findmnt'" in said
 
 
+@pytest.mark.node
+@pytest.mark.whole
+def test_hiding_programs_leaves_no_folder_that_a_later_process_of_the_same_number_would_meet(tmp_path: Path) -> None:
+    """Costs 0.3 s. Process numbers come again within the thousands of processes of a suite."""
+    code = """
+import os, shutil
+from nodeplug.testing import namespaces
+from tests import programs
+namespaces.enter(network=True)
+for name in ("findmnt", "lsblk"):
+    programs.hide([name])
+assert shutil.which("findmnt") is shutil.which("lsblk") is None
+assert shutil.which("umount")
+assert os.listdir(os.environ["TMPDIR"]) == []
+"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True)
+
+
 def test_continuous_integration_installs_the_package_of_every_program() -> None:
     listed = {line.partition("#")[0].strip() for line in (ROOT / ".ci/debian-packages").read_text().splitlines()}
     essential = {"mount", "util-linux", "make", "git", "openssl", "procps", "mawk", "e2fsprogs", "coreutils"}

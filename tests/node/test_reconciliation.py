@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -131,8 +132,7 @@ def said(*command: str) -> str:
 
 @pytest.fixture(scope="module")
 def root() -> Iterator[Path]:
-    made = Path("/tmp") / f"npr-{os.getpid()}"
-    made.mkdir()
+    made = Path(tempfile.mkdtemp(prefix="npr-", dir="/tmp"))  # a socket's path must be short
     yield made
     remove(made)
 
