@@ -17,7 +17,7 @@ PROOF ?=
 WORKERS ?= $(shell expr $$(nproc) + 4)
 PYTEST = $(RUN)/pytest -n $(WORKERS) --dist loadgroup --durations 10
 
-.PHONY: mutants prebuilt wheels always can-demo docs help demo test test-all quick rest soak matrix lint unit node gpu gpu-proof real kubelet consumers image python emulated meta proto bench setup clean
+.PHONY: delayed mutants prebuilt wheels always can-demo docs help demo test test-all quick rest soak matrix lint unit node gpu gpu-proof real kubelet consumers image python emulated meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -52,6 +52,9 @@ quick: $(STAMP)
 # What the quick suite leaves out. Properties are tried again, with many more examples.
 rest: $(STAMP)
 	NODEPLUG_EXAMPLES=many $(PYTEST) -m "whole or consumers or hypothesis and quick"
+
+delayed: $(STAMP) ## Run the quick suite while threads, programs and event loops are late at random: shows what takes order for granted
+	$(RUN)/python -m tests.delays -n $(WORKERS) --dist loadgroup -m quick
 
 soak: $(STAMP) ## Run long lives, and further values of what other suites test: hours (none chosen is no failure)
 	NODEPLUG_EXAMPLES=many $(RUN)/pytest -m soak --durations 10 || [ $$? = 5 ]
