@@ -161,3 +161,12 @@ def test_a_daemon_without_sections_for_claims_removes_the_sockets_of_one_that_wa
     served.node.configure("")
     served.node.start()
     assert not [*kubelets.glob(f"plugins_registry/{SERVED}-*"), *kubelets.glob(f"plugins/{SERVED}/dra-*")]
+
+
+def test_a_daemon_that_ends_takes_its_sockets_away(start: Start) -> None:
+    served = start().ready()
+    kubelets = served.root / "var/lib/kubelet"
+    sockets = f"plugins_registry/{SERVED}-*", f"plugins/{SERVED}/dra-*"
+    assert all([*kubelets.glob(one)] for one in sockets)
+    served.node.stop()
+    assert not any([*kubelets.glob(one)] for one in sockets)

@@ -161,6 +161,7 @@ def test_a_port_that_is_taken_costs_the_node_nothing_else_and_is_told(make_node:
         until(lambda: "cannot listen" in node.status()["reasons"].get("scheduler extenders", ""))
         told = node.status()["reasons"]["scheduler extenders"]
         assert f"cannot listen on 127.0.0.1:{port}: another process listens there" in told
+        assert node.status()["extender"]["problem"].startswith("cannot listen on")
     with asking(node) as scheduler:
         assert scheduler.filter(v1_pod("web"), ["b"]).nodes == ("b",)
     assert node.status()["ready"]

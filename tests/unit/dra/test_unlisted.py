@@ -1,6 +1,7 @@
-"""A section that is moved to kubelet's device plugins and back is offered again, list by list as before."""
+"""A driver offers what its section lists, says while the plugin is away, and offers it again when it is back."""
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,29 +11,59 @@ from nodeplug.dra.driver import Driver
 from nodeplug.dra.server import News
 from nodeplug.hosting.runner import Runner
 
+WHY = "its process ended: SIGKILL"
+
+
+def driver_of(prepared: Prepared) -> Driver:
+    outside = cast("Any", None)  # kubelet's side, which nobody asks here
+    return Driver(
+        *("cards", DRIVER, "node-1", prepared.preparation, outside, News(), Runner(), 0.01, "listed"),
+        changed=lambda: None,
+        who_holds=outside,
+    )
+
+
+async def listed(driver: Driver) -> None:
+    while POOL not in driver.by_name():
+        await asyncio.sleep(0.001)
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 30))
+
 
 def test_what_is_listed_again_as_it_was_is_offered_again(tmp_path: Path) -> None:
-    """The driver stays while a claim has some of its devices."""
+    """A section moves to kubelet's device plugins and back: its driver stays while a claim has devices of it."""
     prepared = Prepared(tmp_path)
-    outside = cast("Any", None)  # kubelet's side, which nobody asks here
 
     async def story() -> None:
-        driver = Driver(
-            *("cards", DRIVER, "node-1", prepared.preparation, outside, News(), Runner(), 0.01, "listed"),
-            changed=lambda: None,
-            who_holds=outside,
-        )
+        driver = driver_of(prepared)
         routes = [prepared.preparation.registry.route("device", MEM)]
         for _ in range(2):
             driver.serve(routes)
-            while POOL not in driver.by_name():
-                await asyncio.sleep(0.001)
+            await listed(driver)
             assert [one.name for one in driver.by_name()[POOL].devices] == ["a", "b"]
             driver.unlist()
             assert driver.by_name() == {}
 
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await story()
+    run(story())
 
-    asyncio.run(bounded())
+
+def test_a_pool_says_that_its_plugin_is_away_until_the_next_list(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+
+    async def story() -> None:
+        driver = driver_of(prepared)
+        routes = [prepared.preparation.registry.route("device", MEM)]
+        driver.serve(routes)
+        await listed(driver)
+        assert driver.by_name()[POOL].away == ""
+        driver.withdraw(WHY)
+        pool = driver.by_name()[POOL]
+        assert (pool.away, [one.name for one in pool.devices]) == (WHY, ["a", "b"])
+        driver.serve(routes)
+        while driver.by_name()[POOL].away:
+            await asyncio.sleep(0.001)
+        driver.unlist()
+
+    run(story())
