@@ -24,6 +24,15 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
+def test_a_request_before_the_first_list_of_a_new_resource_waits_for_nothing() -> None:
+    async def story() -> None:
+        new = route()
+        async with asyncio.timeout(5):
+            assert await Binding(new).settled("device_allocate") is new
+
+    run(story)
+
+
 def test_a_request_outwaits_its_deadline_as_long_as_an_exchange_lasts() -> None:
     async def story() -> None:
         binding, new = Binding(route()), route()
