@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from nodeplug import CniClaim, CniResult, Host, NotReady, TryAgain, hookimpl
 from nodeplug.config import PluginSection
 from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.lives import Tasks
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
@@ -93,6 +94,16 @@ async def retry(lifecycle: Lifecycle, name: str) -> None:
     await Supervision(lifecycle).retry_failed()
     while lifecycle.registry.slots[name].state == "starting":
         await asyncio.sleep(0.001)
+
+
+def test_a_task_that_has_ended_is_not_kept() -> None:
+    async def scenario() -> None:
+        tasks = Tasks()
+        await tasks.start(asyncio.sleep(0), "nothing")
+        await asyncio.sleep(0)
+        assert tasks.running == set()
+
+    run(scenario)
 
 
 def test_a_section_that_did_not_change_is_not_touched(lifecycle: Lifecycle) -> None:
