@@ -135,6 +135,13 @@ def test_a_conflist_that_somebody_changed_is_written_again(tmp_path: Path) -> No
     assert files.read("blue") == blue
 
 
+@pytest.mark.parametrize(("text", "said"), [("[]", "is no object"), ("{", "cannot be read")])
+def test_a_conflist_that_is_none_is_refused_for_now(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "blue.conflist").write_text(text)
+    with pytest.raises(TryAgain, match=f"the configuration of network blue {said}"):
+        Conflists(tmp_path).read("blue")
+
+
 def test_names_of_a_folder_are_those_in_its_files(tmp_path: Path) -> None:
     (tmp_path / "10-a.conflist").write_text('{"name": "blue"}')
     (tmp_path / "20-b.conf").write_text("{half of an obj")

@@ -1,14 +1,17 @@
 """From FlexVolume to CSI: what an object becomes, what is recorded, and how manifests change."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.unit.kubeapi.scripted import Answer, Scripted, refuse, respond
 
 from nodeplug import InvalidRequest
 from nodeplug.migration import records
+from nodeplug.migration.exchange import Exchange
 from nodeplug.migration.inline import Target, rewrite
 from nodeplug.migration.volumes import affinity_to, as_csi, portable
 
@@ -134,6 +137,40 @@ def test_a_migration_that_was_undone_can_be_done_again(tmp_path: Path) -> None:
     again = volume()
     again["metadata"]["uid"] = "new"
     assert records.save(tmp_path, again, {}, {}).before["metadata"]["uid"] == "new"
+
+
+MADE = ["begun", "deleting", "deleted", "created", "bound", "done"]
+
+
+@pytest.mark.parametrize(
+    ("did", "back", "removed"),
+    [
+        (MADE[:1], False, False),
+        (MADE[:3], False, True),
+        (MADE[:4], False, False),
+        (MADE, True, False),
+        ([*MADE, "undo-deleting", "undo-deleted"], True, True),
+        ([*MADE, "undo-deleting", "undo-deleted", "undo-created"], True, False),
+    ],
+)
+def test_a_volume_that_no_step_has_removed_is_not_made_again(
+    tmp_path: Path, did: list[str], back: bool, removed: bool
+) -> None:
+    saved = records.save(tmp_path, volume(), as_csi(volume(), "loopfile.nodeplug", "data"), {})
+    for step in did:
+        saved.step(step)
+
+    async def first_step() -> str:
+        claim = respond(200, {"metadata": {"uid": "claim"}})
+        answers: list[Answer] = [refuse(404, "NotFound"), claim, respond(201, volume())]
+        async with Scripted(answers) as server, server.client() as client:
+            return await anext(Exchange(client, saved, back).steps())
+
+    if removed:
+        assert asyncio.run(first_step()) == "created"
+    else:
+        with pytest.raises(InvalidRequest, match=r"none of the steps in .* removed it: it was deleted on purpose"):
+            asyncio.run(first_step())
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 2, "before": {}, "after": {}, "claim": {}}'])

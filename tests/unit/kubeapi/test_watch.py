@@ -104,9 +104,9 @@ def test_refusals_are_told_and_outlived() -> None:
     assert 'verbs: ["watch"]' in looks[1]
 
 
-def test_a_server_that_ends_each_watch_at_once_is_not_asked_without_a_pause() -> None:
+def pauses_of(count: int, *answers: Answer) -> tuple[list[str], list[float]]:
+    """Take so many news; return them and the seconds of each pause, which is not waited for. The first are 1, 2, 4."""
     slept: list[float] = []
-    answers = [listed("a"), *[stream()] * 5, stream(event("ADDED", "b", 2), end=False)]
     real = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
@@ -115,10 +115,22 @@ def test_a_server_that_ends_each_watch_at_once_is_not_asked_without_a_pause() ->
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("nodeplug.kubeapi.watch.asyncio.sleep", sleep)
-        news, _, _ = follow(2, *answers, pause=1.0, longest_pause=8.0)
+        news, _, _ = follow(count, *answers, pause=1.0, longest_pause=8.0)
+    return news, slept
+
+
+def test_a_server_that_ends_each_watch_at_once_is_not_asked_without_a_pause() -> None:
+    news, slept = pauses_of(2, listed("a"), *[stream()] * 5, stream(event("ADDED", "b", 2), end=False))
     assert news == ["listed a", "ADDED b"]
     assert len(slept) == 5
     assert all(low / 2 <= pause <= low * 1.5 for low, pause in zip([1, 2, 4, 8, 8], slept, strict=True))
+
+
+def test_pauses_begin_with_the_shortest_again_after_a_change() -> None:
+    more = stream(event("ADDED", "b", 2)), stream(), stream(event("ADDED", "c", 3), end=False)
+    news, slept = pauses_of(3, listed("a"), stream(), stream(), *more)
+    assert news == ["listed a", "ADDED b", "ADDED c"]
+    assert all(low / 2 <= pause <= low * 1.5 for low, pause in zip([1, 2, 1], slept, strict=True))
 
 
 def test_a_silent_watch_ends_and_goes_on() -> None:
