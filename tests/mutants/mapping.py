@@ -18,7 +18,9 @@ from tests.mutants.mutations import functions
 
 SUITES: Final[Mapping[str, str]] = {"quick": "quick", "rest": "not quick and not soak and not matrix"}
 """What pytest's `-m` is given."""
-EXECUTED_AS_FILES: Final = frozenset({"entering.py", "launching.py", "standby.py", "hook.py", "own_hook.py"})
+EXECUTED_AS_FILES: Final = frozenset(
+    {"entering.py", "launch.py", "launching.py", "standby.py", "hook.py", "own_hook.py"}
+)
 """Run from their source, by whatever Python; nothing tells which tests do."""
 _LEFT_OUT: Final = ("supervisor/nodeplug/pb/", "supervisor/nodeplug/testing/", "supervisor/pytest_nodeplug.py")
 _AT_ONCE: Final = 24

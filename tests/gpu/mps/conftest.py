@@ -21,6 +21,7 @@ folder="$CUDA_MPS_PIPE_DIRECTORY"
 if [ "$1" = -f ]; then
     [ -e "$(dirname "$0")/broken" ] && { echo "no driver" >&2; exit 1; }
     echo "$LD_LIBRARY_PATH" > "$(dirname "$0")/libraries"
+    echo "$CUDA_MPS_LOG_DIRECTORY" > "$(dirname "$0")/logs"
     echo "$*|$CUDA_MPS_PINNED_DEVICE_MEM_LIMIT|$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" >> "$(dirname "$0")/starts"
     echo "$CUDA_VISIBLE_DEVICES" > "$folder/control"
     trap 'rm -f "$folder/control"; exit 0' TERM

@@ -341,6 +341,7 @@ def test_logs_are_bounded_and_of_root_alone(daemons: Make, short_path: Path, dri
     serve(daemons(), CARD)
     folders = Folders.of(short_path, CARD.uuid)
     assert mounted_at(str(folders.logs)) is not None
+    assert (driver_root / "usr/bin/logs").read_text() == f"{folders.logs}\n"
     assert folders.logs.stat().st_mode & 0o777 == 0o700
     assert os.statvfs(folders.logs).f_blocks * 4096 == 4 << 20
     assert [file.name for file in folders.root.iterdir() if file.is_file()] == ["daemon.json"]
