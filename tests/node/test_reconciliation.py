@@ -104,12 +104,16 @@ class Place:
                 os.utime(path, (time.time() - 3600, time.time() - 3600))
 
     def gc(self, *options: str) -> list[dict[str, Any]]:
+        """Return the rows of `nodeplug net gc`."""
+        return list(json.loads(self.said("--json", *options)))
+
+    def said(self, *options: str) -> str:
         """Run `nodeplug net gc`."""
         folders = {"--data-dir": "addresses", "--tuning-dir": "tuning", "--cache-dir": "var/lib/cni/results"}
         places = [word for option, folder in folders.items() for word in (option, str(self.root / folder))]
-        done = self.node.run("net gc", *places, "--run-dir", str(self.node.paths.run), "--json", *options)
+        done = self.node.run("net gc", *places, "--run-dir", str(self.node.paths.run), *options)
         assert done.returncode == 0, done.stderr
-        return list(json.loads(done.stdout))
+        return done.stdout
 
     def until_ended(self, container: str) -> None:
         until(lambda: not self.left(container), found=lambda: f"{self.left(container)}\n{self.node.log[-3000:]}")
@@ -303,6 +307,8 @@ def test_without_a_daemon_gc_shows_and_then_frees_everything_of_a_container_that
     assert place.left("cEnds") == []
     kinds = [*KINDS, "interface", "attachment"]  # the last one is what the daemon says
     assert of(place.gc("--dry-run"), "cLives") == {kind: {("held", False)} for kind in kinds}
+    (row,) = (line for line in place.said("--dry-run").splitlines() if line.startswith("│ interface "))
+    assert [cell.strip() for cell in row.split("│")][3:7] == ["reconciled", "cLives", "eth0", "held"]
     place.runtime.delete("cLives", lives.path)
 
 
