@@ -1,7 +1,10 @@
 """ADD that fails, at every step, by real means; and what must not be there afterwards."""
 
+import math
+import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge.plugin import Bridge
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import Netlink, Request
-from nodeplug_net.netlink.links import Links
+from nodeplug_net.netlink.links import OPER_UP, Link, Links
 from nodeplug_net.nftables import encoding as nftables
 from nodeplug_net.nftables import masquerade_messages as nft
 
@@ -36,6 +39,41 @@ def test_a_bad_mtu_leaves_nothing(scratch: ScratchCni, bridge: Bridge, config: M
     scratch.add(bridge, config(), "c0", scratch.container())
     with pytest.raises(PluginError, match="MTU 100000"):
         scratch.add(bridge, config(mtu=100000), "c1", netns)
+    clean(netns, {"lo"})
+
+
+def down_at_first(monkeypatch: pytest.MonkeyPatch, attachment: Attachment, looks: float) -> None:
+    """Let the port of an attachment be down at the first looks: here the kernel brings it up before anybody looks."""
+    find, left = Links.find, [looks]
+
+    def found(links: Links, *names: str) -> list[Link | None]:
+        answers = find(links, *names)
+        if names[0] != attachment.host_veth or answers[0] is None or left[0] <= 0:
+            return answers
+        left[0] -= 1
+        return [replace(answers[0], state=OPER_UP - 4), *answers[1:]]
+
+    monkeypatch.setattr(Links, "find", found)
+
+
+def test_a_port_that_comes_up_late_is_waited_for(
+    scratch: ScratchCni, bridge: Bridge, config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down_at_first(monkeypatch, Attachment("net", "c1", "eth0"), 1)
+    assert scratch.add(bridge, config(), "c1", scratch.container()).ips
+
+
+def test_a_port_that_does_not_come_up_leaves_nothing(
+    scratch: ScratchCni, bridge: Bridge, config: Make, clean: Clean, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netns = scratch.container()
+    scratch.add(bridge, config(), "c0", scratch.container())
+    monkeypatch.setattr("nodeplug_net.bridge.add._PORT_PATIENCE", 0.1)
+    attachment = Attachment("net", "c1", "eth0")
+    down_at_first(monkeypatch, attachment, math.inf)
+    said = f"bridge port in error state: {attachment.host_veth} (operational state 2); is bridge br0 up?"
+    with pytest.raises(PluginError, match=re.escape(said)):
+        scratch.add(bridge, config(), "c1", netns)
     clean(netns, {"lo"})
 
 
