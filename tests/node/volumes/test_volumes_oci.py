@@ -197,6 +197,18 @@ def test_an_image_of_several_is_named_by_its_digest(node: Any, layout: Layout) -
     assert tree(mounted(node, digest=two["digest"])) == {"name": "two"}
 
 
+def nested(layout: Layout, depth: int) -> None:
+    entry = layout.manifest(layer(("a", b"x")))
+    for _ in range(depth):
+        entry = layout.document(INDEX, {"manifests": [entry]})
+    layout.index(entry)
+
+
+def test_an_image_may_be_in_an_index_of_an_index(node: Any, layout: Layout) -> None:
+    nested(layout, 3)
+    assert tree(mounted(node)) == {"a": "x"}
+
+
 # --- what is refused
 
 
@@ -229,6 +241,7 @@ def linked(layout: Layout) -> None:
         (lambda layout: layout.index(layout.manifest(b"no gzip" * 99, media_type=TAR)), "a layer that cannot be read"),
         (lambda layout: layout.index(layout.manifest(layer(("../out", b"x")))), "which leads out of the image"),
         (lambda layout: layout.index(layout.manifest(layer(("hard", "=> none")))), "a layer that cannot be read"),
+        (lambda layout: nested(layout, 4), "has indexes of indexes, 3 deep; that is refused"),
         (damaged, "is damaged; its digest is sha256:"),
         (missing, "or incomplete: it has no blobs/sha256/"),
         (linked, "leads through a symlink"),

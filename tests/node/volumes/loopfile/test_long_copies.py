@@ -82,6 +82,24 @@ def test_a_copy_that_takes_long_asks_for_its_room_once(make: Make, held: threadi
     assert node.read("b") == "kept"
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
+def test_the_end_of_the_plugin_waits_for_a_copy(
+    node: Node, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create("a")
+    node.write("a", "kept")
+    with pytest.raises(TryAgain, match="a is being copied to b"):
+        node.create("b", source="a")
+    monkeypatch.setattr(copying, "_ENDS_WITHIN", 60.0)
+    ending = threading.Thread(target=node.plugin.stop)
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive()
+    held.set()
+    ending.join(60)
+    assert "b.img" in node.files
+
+
 @pytest.mark.whole
 @pytest.mark.programs("e2fsck")
 def test_a_snapshot_that_takes_long_asks_for_its_room_once(tmp_path: Path, make: Make, held: threading.Event) -> None:
