@@ -111,6 +111,16 @@ def test_a_connection_on_which_something_is_asked_is_closed_because_nobody_can_a
     asyncio.run(scenario())
 
 
+def test_a_starter_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    async def scenario() -> None:
+        with pytest.raises(TryAgain, match="no successor can be started: its starter has failed"):
+            await Successor.start(["serve"])
+
+    asyncio.run(scenario())
+
+
 def test_a_starter_that_hangs_ends_the_succession_and_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = tmp_path / "python"
     hanging.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 3600\n")

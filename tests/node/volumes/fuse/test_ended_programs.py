@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,25 @@ def test_a_program_that_dies_is_started_again_and_each_pod_has_its_files_again(
     for path in (target, reader):
         assert node.unmount(DRIVER, path) == {"status": "Success"}
     assert (node.mounted, volumes(plugin)) == ([], [])
+
+
+def test_a_program_that_ends_again_and_again_is_started_after_longer_and_longer_pauses(
+    node: Any, plugin: Fuse, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float | None] = []
+    wait = threading.Event.wait
+
+    def recorded(event: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread().name.startswith("fuse:"):
+            pauses.append(timeout)
+        return wait(event, timeout)
+
+    monkeypatch.setattr(threading.Event, "wait", recorded)
+    monkeypatch.setattr("nodeplug_volumes.fuse.volume.MIN_BACKOFF", 0.05)
+    node.mount(DRIVER, target, {})
+    for _ in range(3):
+        ended(plugin)
+    assert pauses == [0.05, 0.1, 0.2]
 
 
 @pytest.mark.whole
