@@ -111,12 +111,20 @@ def test_a_connection_on_which_something_is_asked_is_closed_because_nobody_can_a
     asyncio.run(scenario())
 
 
-def test_a_starter_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def opened() -> list[str]:
+    """Return the descriptors of this thread, and one that looks for them."""
+    return sorted(one.name for one in Path("/proc/thread-self/fd").iterdir())
+
+
+@pytest.mark.own_descriptors
+def test_a_starter_that_fails_is_told_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
     async def scenario() -> None:
-        with pytest.raises(TryAgain, match="no successor can be started: its starter has failed"):
+        before = opened()
+        with pytest.raises(TryAgain, match="no successor can be started: its starter has failed") as kept:
             await Successor.start(["serve"])
+        assert opened() == before, kept
 
     asyncio.run(scenario())
 
