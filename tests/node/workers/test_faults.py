@@ -51,6 +51,17 @@ def test_a_process_that_is_killed_inside_a_hook_is_started_again(hook: str, play
     play(story)
 
 
+def test_a_request_that_cannot_cross_is_refused_and_the_next_one_is_answered(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section())
+        asked = await guests.call("device_list")
+        with pytest.raises(n.InvalidRequest, match="the request of device_list cannot cross to another process"):
+            await guests.call("device_list", n.DeviceList(resource=n.ResourceName("example.com/\ud800")))
+        assert await guests.call("device_list") == asked
+
+    play(story)
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [
