@@ -107,16 +107,18 @@ def test_what_somebody_flushes_comes_back_when_the_kernel_tells_of_it(scratch: S
     keys = {**STRICT, "ip6Masq": False, "ipMasqSameSubnet": True}
     looked = Looked(scratch, "ptp", network(**keys))
     looked.start()
-    netns, result = looked.add()
-    assert looked.health() == ""
-    before = nft(scratch, "list", "ruleset")
-    for damage in ("flush ruleset", "flush table inet nodeplug_masquerade"):
-        done = looked.restored()
-        nft(scratch, *damage.split())
-        until(lambda: looked.restored() != done and looked.told[-1] == "", found=lambda: str(looked.told))  # noqa: B023
-        assert nft(scratch, "list", "ruleset") == before
-        assert looked.checks(netns, result)
-    looked.stop()
+    try:
+        netns, result = looked.add()
+        assert looked.health() == ""
+        before = nft(scratch, "list", "ruleset")
+        for damage in ("flush ruleset", "flush table inet nodeplug_masquerade"):
+            done = looked.restored()
+            nft(scratch, *damage.split())
+            until(lambda: looked.restored() != done and looked.told[-1] == "", found=lambda: str(looked.told))  # noqa: B023
+            assert nft(scratch, "list", "ruleset") == before
+            assert looked.checks(netns, result)
+    finally:  # also where nft is missing
+        looked.stop()
 
 
 def test_the_last_of_the_network_takes_the_rules_along(scratch: ScratchCni, ptp: Ptp) -> None:

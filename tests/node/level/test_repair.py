@@ -257,12 +257,14 @@ def test_events_that_the_kernel_dropped_are_answered_by_a_look(node: Node, monke
 def test_a_second_gateway_does_not_prevent_the_first_from_coming_back(scratch: ScratchCni, config: Make) -> None:
     node = Node(scratch, config("10.88.0.0/24", "10.99.0.0/24"))
     node.start()
-    netns, result = node.add()
-    until(lambda: node.told == [""])
-    node.run("ip", "address", "del", "10.88.0.1/24", "dev", "br0")
-    until(lambda: restored(node), found=lambda: str(node.told))
-    assert node.checks(netns, result)
-    node.stop()
+    try:
+        netns, result = node.add()
+        until(lambda: node.told == [""])
+        node.run("ip", "address", "del", "10.88.0.1/24", "dev", "br0")
+        until(lambda: restored(node), found=lambda: str(node.told))
+        assert node.checks(netns, result)
+    finally:
+        node.stop()
 
 
 def test_plugins_of_one_process_share_one_observer(node: Node, scratch: ScratchCni) -> None:
