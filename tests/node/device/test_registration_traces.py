@@ -132,7 +132,7 @@ def test_that_kubelets_folder_hangs_is_logged_once_and_forgotten_when_it_answers
     minimal: "Minimal", root: Path, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        lane, thawed = Lane("kubelet's folder", 0.1), threading.Event()
+        lane, thawed = Lane("kubelet's folder", 1.0), threading.Event()  # as long as a thread may be late
         async with Kubelet(root) as kubelet, serve(minimal, kubelet, Runner(), lane=lane) as task:
             await kubelet.until(lambda: task.status().registered)
             lane.begin(thawed.wait)

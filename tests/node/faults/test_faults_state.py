@@ -11,6 +11,8 @@ import pytest
 from tests.programs import need
 
 from nodeplug import mounted_at, unmount
+from nodeplug.config.last_good import NAME
+from nodeplug.testing.waiting import until
 
 Make = Callable[..., Any]
 
@@ -47,6 +49,7 @@ def node(make_node: Make, disk: Any) -> Any:
     disk(made.scratch.paths.state)
     made.start()
     assert made.cni(container="kept").status == 0
+    until((made.scratch.paths.state / NAME).exists)  # the last that the start itself writes
     made.mark()
     return made
 

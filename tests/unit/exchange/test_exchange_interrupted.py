@@ -140,7 +140,7 @@ def test_a_stop_that_hangs_keeps_no_later_instance_from_serving(net: "Nets") -> 
 
 
 def test_a_start_that_hangs_keeps_the_former_configuration_from_nothing(net: "Nets") -> None:
-    impatient = {"deadline": {"start": 0.05, "claims": 0.5}}
+    impatient = {"deadline": {"start": 0.5, "claims": 0.5}}  # the former instance starts within it, too
 
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section()})

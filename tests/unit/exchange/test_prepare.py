@@ -49,6 +49,7 @@ def test_an_instance_that_cannot_get_ready_is_stopped_and_the_former_one_left_al
         await net.lifecycle.apply({"a": net.section("Slow", mark="second", unready=True)})
         assert net.lifecycle.registry.slots["a"].state == "running"
         assert "the former one serves: " in net.lifecycle.registry.slots["a"].reason
+        await net.said("stop second")
         await net.add()
 
     net.run(scenario)
