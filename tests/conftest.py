@@ -45,6 +45,8 @@ ALLOWED = Path(__file__).parents[1] / ".ci" / "allowed-skips"
 # and each daemon whatever has changed since it was set up.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# pytest's folder for tests has the user's name in its own, which may be long; a socket's path has 107 bytes at most.
+os.environ["LOGNAME"] = str(os.geteuid())
 
 
 def _import_bench() -> None:

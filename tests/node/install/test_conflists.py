@@ -41,8 +41,8 @@ def runtime(path: Path, name: str, version: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> ScratchNode:
-    return ScratchNode(tmp_path, PLUGINS)
+def node(short_path: Path) -> ScratchNode:
+    return ScratchNode(short_path, PLUGINS)
 
 
 def put_plugin(node: ScratchNode, name: str, *versions: str) -> Path:
