@@ -53,7 +53,7 @@ quick: $(STAMP)
 rest: $(STAMP)
 	NODEPLUG_EXAMPLES=many $(PYTEST) -m "whole or consumers or hypothesis and quick"
 
-delayed: $(STAMP) ## Run the quick suite while threads, programs and event loops are late at random: shows what takes order for granted
+delayed: $(STAMP) ## Run the quick suite while threads, programs and event loops are late at random, to find tests that rely on an order of events
 	$(RUN)/python -m tests.delays -n $(WORKERS) --dist loadgroup -m quick
 
 soak: $(STAMP) ## Run long lives, and further values of what other suites test: hours (none chosen is no failure)

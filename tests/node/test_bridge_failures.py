@@ -23,10 +23,12 @@ from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge.plugin import Bridge
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import Netlink, Request
-from nodeplug_net.netlink.links import OPER_UP, Link, Links
+from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.nftables import encoding as nftables
 from nodeplug_net.nftables import masquerade_messages as nft
 
+OPER_DOWN = 2
+"""IF_OPER_DOWN (RFC 2863)."""
 Make = Callable[..., dict[str, Any]]
 Look = Callable[[Netns], Any]
 
@@ -51,7 +53,7 @@ def down_at_first(monkeypatch: pytest.MonkeyPatch, attachment: Attachment, looks
         if names[0] != attachment.host_veth or answers[0] is None or left[0] <= 0:
             return answers
         left[0] -= 1
-        return [replace(answers[0], state=OPER_UP - 4), *answers[1:]]
+        return [replace(answers[0], state=OPER_DOWN), *answers[1:]]
 
     monkeypatch.setattr(Links, "find", found)
 
@@ -71,7 +73,7 @@ def test_a_port_that_does_not_come_up_leaves_nothing(
     monkeypatch.setattr("nodeplug_net.bridge.add._PORT_PATIENCE", 0.1)
     attachment = Attachment("net", "c1", "eth0")
     down_at_first(monkeypatch, attachment, math.inf)
-    said = f"bridge port in error state: {attachment.host_veth} (operational state 2); is bridge br0 up?"
+    said = f"bridge port in error state: {attachment.host_veth} (operational state {OPER_DOWN}); is bridge br0 up?"
     with pytest.raises(PluginError, match=re.escape(said)):
         scratch.add(bridge, config(), "c1", netns)
     clean(netns, {"lo"})

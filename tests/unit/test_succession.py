@@ -124,7 +124,7 @@ def test_a_starter_that_fails_is_told_and_leaves_no_descriptor(monkeypatch: pyte
         before = opened()
         with pytest.raises(TryAgain, match="no successor can be started: its starter has failed") as kept:
             await Successor.start(["serve"])
-        assert opened() == before, kept
+        assert opened() == before, kept  # the error keeps alive what the call did not close
 
     asyncio.run(scenario())
 

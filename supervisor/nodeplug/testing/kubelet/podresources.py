@@ -22,7 +22,7 @@ BURST: Final = 10
 
 @dataclass(slots=True)
 class RateLimit:
-    """A token bucket: it holds BURST calls, and QPS calls are added in a second.
+    """A token bucket that holds at most BURST calls and gains QPS calls each second.
 
     Attributes:
         clock: returns seconds.
