@@ -1,179 +1,24 @@
-"""A plugin whose section names a Python of its own: it has the packages of that one, and its faults are told."""
+"""The faults of a Python that a section names are told."""
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from tests import environments
+from tests.node.workers.own_python.spoiled import Play, program, put_back, reason, site, spoil
 
 from nodeplug.hosting.supervision import Supervision
-from nodeplug.testing import ScratchNode
-from nodeplug.worker import process, spawning, wire
+from nodeplug.worker import process, wire
 
 if TYPE_CHECKING:
-    from tests.conftest import OtherUser
     from tests.node.workers.conftest import Guests
 
-Play = Callable[[Any], None]
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.unprivileged
 whole = pytest.mark.whole
-
-
-@pytest.fixture(scope="session")
-def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment with the plugin, to be copied."""
-    folder = tmp_path_factory.mktemp("acme")
-    environments.pack_acme(folder, "1.0")
-    environments.copy(folder / "env", folder.glob("*.whl"))
-    return folder / "env"
-
-
-def _link(source: str, target: str) -> None:
-    """Make a hard link of what no test writes or changes the mode of: there are two thousand files."""
-    if Path(source).name in {"__init__.py", "pyvenv.cfg"}:
-        shutil.copy2(source, target)
-    else:
-        os.link(source, target)
-
-
-@pytest.fixture
-def env(ready: Path, short_path: Path) -> Path:
-    """Return an environment with the plugin that the test may spoil, and that other users may read."""
-    short_path.chmod(0o755)
-    return Path(shutil.copytree(ready, short_path / "env", symlinks=True, copy_function=_link))
-
-
-@pytest.fixture
-def of_others(env: Path, other_user: "OtherUser", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the environment have a Python that other users may execute."""
-    monkeypatch.setattr(sys, "executable", other_user.python)
-    ask = "import sys; print(sys._base_executable)"
-    base = Path(
-        subprocess.run([other_user.python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-    )
-    (env / "bin" / "python").unlink()
-    (env / "bin" / "python").symlink_to(base.resolve())
-    (env / "pyvenv.cfg").write_text(f"home = {base.resolve().parent}\ninclude-system-site-packages = false\n")
-
-
-@pytest.fixture
-def python(env: Path) -> str:
-    return str(env / "bin" / "python")
-
-
-def site(env: Path) -> Path:
-    (found,) = env.glob("lib/python*/site-packages")
-    return found
-
-
-def reason(guests: "Guests") -> str:
-    return guests.lifecycle.registry.slots["guest"].reason
-
-
-def spoil(env: Path, module: str, old: str, new: str) -> None:
-    path = site(env) / "nodeplug" / module
-    text = path.read_text()
-    assert old in text
-    path.unlink()
-    path.write_text(text.replace(old, new))
-
-
-def program(path: Path, text: str) -> str:
-    path.write_text(text)
-    path.chmod(0o755)
-    return str(path)
-
-
-def put_back(kept: Path, place: "Path | str") -> None:
-    if Path(place).is_dir():
-        shutil.rmtree(place)
-    kept.rename(place)
-
-
-# --- what it has ------------------------------------------------------------------------------------------------
-
-
-def test_a_plugin_is_found_among_the_packages_of_its_own_python_and_has_no_other(python: str, play: Play) -> None:
-    async def story(guests: "Guests") -> None:
-        await guests.apply(guest=guests.section("acme", python=python), other=guests.section(name="b"))
-        assert (guests.state(), reason(guests)) == ("running", "")
-        assert guests.lifecycle.registry.slots["guest"].instance.distribution == "acme 1.0"
-        assert (await guests.call("device_allocate")).env == {"LIBRARY": "1.0"}
-        found = await guests.call("inspect")
-        assert found["executable"] == python
-        assert found["input"] == ""
-        assert {"asyncio", "grpc", "google", "pyroute2", "typer", "tomli_w"}.isdisjoint(found["modules"])
-        own = {str(Path(python).parents[1]), sys.base_prefix}
-        assert [one for one in found["path"] if not any(one.startswith(prefix) for prefix in own)] == []
-        assert {"PYTHONPATH", "PYTHONHOME"}.isdisjoint(found["environment"])
-
-    play(story)
-
-
-@whole
-def test_every_hook_works_in_a_python_of_its_own(python: str, play: Play) -> None:
-    async def story(guests: "Guests") -> None:
-        await guests.apply(
-            guest=guests.section("guest", python=python, name="a"), twin=guests.section(name="b", isolation="process")
-        )
-        for hook in ("device_list", "device_prefer", "volume_stage", "volume_stats", "metrics", "health"):
-            assert await guests.call(hook) == await guests.call(hook, name="twin")
-
-    play(story)
-
-
-@whole
-def test_two_plugins_have_two_versions_of_one_library(
-    python: str, acme_wheels: Path, tmp_path: Path, play: Play
-) -> None:
-    second = environments.make(tmp_path / "second", acme_wheels, "acme==2.0")
-
-    async def story(guests: "Guests") -> None:
-        await guests.apply(
-            guest=guests.section("acme", python=python), other=guests.section("acme", python=str(second), name="other")
-        )
-        assert (await guests.call("device_allocate")).env == {"LIBRARY": "1.0"}
-        assert (await guests.call("device_allocate", name="other")).env == {"LIBRARY": "2.0"}
-
-    play(story)
-
-
-@whole
-def test_a_reload_takes_what_has_been_installed_for_its_python(python: str, acme_wheels: Path, play: Play) -> None:
-    async def story(guests: "Guests") -> None:
-        await guests.apply(guest=guests.section("acme", python=python))
-        environments.install(Path(python), acme_wheels, "acme==2.0")
-        await Supervision(guests.lifecycle).renew("guest")
-        assert guests.lifecycle.registry.slots["guest"].instance.distribution == "acme 2.0"
-        assert (await guests.call("device_allocate")).env == {"LIBRARY": "2.0"}
-
-    play(story)
-
-
-def test_a_plugin_in_a_thread_is_refused_if_its_section_names_a_python(python: str, play: Play) -> None:
-    async def story(guests: "Guests") -> None:
-        await guests.apply(guest=guests.section(python=python, isolation="thread"))
-        assert guests.state() == "refused"
-        assert "for which `python` cannot be kept" in reason(guests)
-
-    play(story)
-
-
-def test_the_oldest_python_is_the_one_that_the_distribution_names() -> None:
-    text = (environments.ROOT / "pyproject.toml").read_text()
-    assert f'requires-python = ">={spawning.OLDEST}"' in text
-
-
-# --- what is told ------------------------------------------------------------------------------------------------
 
 
 def is_missing(python: Path) -> str:
@@ -385,9 +230,6 @@ def test_a_python_that_goes_while_its_plugin_serves_is_no_matter_until_the_proce
     play(story)
 
 
-# --- as another user ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.whole
 @pytest.mark.node
 @pytest.mark.usefixtures("of_others")
@@ -418,48 +260,3 @@ def test_what_the_user_of_a_plugin_may_not_read_of_its_python_is_told(
         await guests.until(lambda: guests.state() == "running")
 
     play(story)
-
-
-# --- on a node ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def node(python: str, short_path: Path) -> Iterator[ScratchNode]:
-    section = f'[plugins.acme]\nisolation = "process"\npython = "{python}"\n'
-    (short_path / "node").mkdir()
-    one = ScratchNode(short_path / "node", section, env={"PYTHONPATH": str(HERE)}, fork=True)
-    try:
-        yield one
-    finally:
-        one.kill()
-
-
-@pytest.mark.whole
-def test_plugins_status_and_check_config_show_the_python(node: ScratchNode, python: str) -> None:
-    checked = node.run("check-config")
-    assert checked.returncode == 0, checked.stderr
-    assert f"; {python} runs: acme" in checked.stdout
-    (row,) = json.loads(node.run("plugins", "--json").stdout)["plugins"]
-    assert (row["python"], row["claims"], row["distribution"]) == (python, ["device:example.com/acme"], "acme 1.0")
-    node.start()
-    for command in ("plugins", "status"):
-        assert python in "".join(node.run(command).stdout.split())
-    (row,) = node.status()["plugins"]
-    assert (row["python"], row["state"], row["distribution"]) == (python, "running", "acme 1.0")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('python = "python3"', "'python3' is no absolute path; the daemon looks for it nowhere"),
-        ("[plugins.acme.config]\nnaem = 'x'", "naem"),
-    ],
-)
-def test_check_config_tells_mistakes_of_a_section_with_a_python(line: str, said: str, node: ScratchNode) -> None:
-    text = node.config_path.read_text()
-    if line.startswith("python"):
-        text = "\n".join(one for one in text.splitlines() if not one.startswith("python"))
-    node.config_path.write_text(f"{text}\n{line}\n")
-    done = node.run("check-config")
-    assert done.returncode == 1
-    assert said in done.stderr
