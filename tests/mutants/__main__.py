@@ -7,6 +7,7 @@ on where it stopped, and after a commit only what it concerns is done again.
 import argparse
 import fcntl
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def _arguments() -> argparse.Namespace:
 
 def _prepared(folder: Path, workers: int) -> Copy:
     """Make the copy, in a folder that nobody else has put there."""
+    if shutil.which("git") is None:
+        raise SystemExit("git is missing, which gives the last commit: apt-get install git")
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
         raise SystemExit(f"{folder} belongs to somebody else; name another with --folder")

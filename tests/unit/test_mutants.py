@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from tests.mutants import instrumented
 from tests.mutants.judging import Verdict, Verdicts
-from tests.mutants.mapping import Map, Mapped, is_mutated
+from tests.mutants.mapping import Map, Mapped, complete, is_mutated
 from tests.mutants.mutations import find
 from tests.mutants.report import report
 from tests.mutants.sample import Mutant, choose, room_of, shares
@@ -243,10 +243,9 @@ def test_rooms_are_packages_of_the_daemon_and_of_plugins() -> None:
     assert list(map(room_of, paths)) == ["cni", "nodeplug", "nodeplug_net"]
 
 
-def test_generated_code_and_what_serves_tests_has_no_mutants() -> None:
+def test_generated_code_and_what_is_executed_as_a_file_has_no_mutants() -> None:
     assert is_mutated("supervisor/nodeplug/cni/codec.py")
     assert not is_mutated("supervisor/nodeplug/pb/api_pb2.py")
-    assert not is_mutated("supervisor/nodeplug/testing/rig.py")
     assert not is_mutated("supervisor/nodeplug/worker/launching.py")
 
 
@@ -273,6 +272,45 @@ def test_a_file_with_a_test_that_fails_without_a_change_runs_again_once_any_test
     assert mapped.suites["quick"]["a.py"].failed == ["a.py::t"]
     assert mapped.missing("quick", {"a.py": "1"}) == []
     assert Map(tmp_path / "map.json", "later").missing("quick", {"a.py": "1"}) == ["a.py"]
+
+
+class ImpatientCopy:
+    """A copy in which a run of more than one file takes longer than it may."""
+
+    parallel = ()
+    root = output = Path()
+
+    def __init__(self, notes: Path, longest: int) -> None:
+        self.notes, self.longest, self.last = notes, longest, list[str]()
+
+    def objects(self, *_: str) -> dict[str, str]:
+        return {}
+
+    def instrument(self, _: object) -> None: ...
+
+    def plain(self) -> None: ...
+
+    def seen(self) -> list[tuple[str, str, int]]:
+        return [("quick", name, 7) for name in self.last]
+
+    def test(self, files: list[str], _: object, __: float) -> int | None:
+        self.last = files
+        self.notes.write_text("")
+        return 0 if len(files) <= self.longest else None
+
+
+def test_what_takes_too_long_together_is_mapped_in_smaller_pieces(tmp_path: Path) -> None:
+    mapped = Map(tmp_path / "map.json", "now")
+    files = {f"{number}.py": "1" for number in range(30)}
+    complete(mapped, "quick", files, ImpatientCopy(tmp_path / "notes", 3))  # type: ignore[arg-type]
+    assert {name: one.functions for name, one in mapped.suites["quick"].items()} == {name: [7] for name in files}
+
+
+def test_a_file_that_takes_too_long_by_itself_ends_the_map_with_its_name(tmp_path: Path) -> None:
+    mapped = Map(tmp_path / "map.json", "now")
+    with pytest.raises(SystemExit, match=r"a\.py takes longer than an hour"):
+        complete(mapped, "quick", {"a.py": "1", "b.py": "1"}, ImpatientCopy(tmp_path / "notes", 0))  # type: ignore[arg-type]
+    assert mapped.missing("quick", {"a.py": "1"}) == ["a.py"]
 
 
 def test_a_map_names_the_cheapest_file_of_tests_first(tmp_path: Path) -> None:
