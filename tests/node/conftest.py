@@ -1,5 +1,6 @@
 """Scratch namespaces, plugins in them, and eyes that are not the plugins' own."""
 
+import random
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -19,6 +20,20 @@ from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.nftables.masquerade import Masquerade
 
 Config = dict[str, Any]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of this machine that nothing listens on.
+
+    It is below those that the kernel gives to anybody who does not name one: an ordinary user shares all ports.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    while True:
+        port = random.randrange(first // 2, first)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture

@@ -226,14 +226,6 @@ def test_systemd_is_told_when_it_is_ready(node: Callable[..., ScratchNode], tmp_
         assert b"STOPPING=1" in systemd.recv(4096)
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def get(port: int, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:

@@ -1,7 +1,6 @@
 """Whatever happens to the files of a running daemon, it goes on with what it has, and says why."""
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,14 +61,6 @@ def node(tmp_path: Path) -> Iterator[Callable[..., ScratchNode]]:
     yield make
     for made in nodes:
         made.stop()
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def drop_in(node: ScratchNode, name: str, text: str) -> None:

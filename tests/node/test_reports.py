@@ -1,7 +1,6 @@
 """What plugins tell about themselves: `inspect`, metrics, and who holds their devices."""
 
 import json
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug.testing import ScratchNode
+from nodeplug.testing.waiting import until
 
 pytestmark = pytest.mark.unprivileged
 
@@ -108,11 +108,14 @@ def test_holders_are_unknown_while_kubelet_does_not_tell(node: Callable[..., Scr
     assert "who holds example.com/one is unknown at present" in ended.stderr
 
 
-def test_metrics_of_a_plugin_are_on_the_page_of_the_daemon(node: Callable[..., ScratchNode]) -> None:
-    address = "127.0.0.1:29117"
+def test_metrics_of_a_plugin_are_on_the_page_of_the_daemon(node: Callable[..., ScratchNode], free_port: int) -> None:
+    address = f"127.0.0.1:{free_port}"
     node(section("one"), f'listen = "{address}"')
     wanted = 'nodeplug_cards{model="x",plugin="one"} 2.0'
-    end = time.monotonic() + 20
-    while wanted not in (page := urllib.request.urlopen(f"http://{address}/metrics").read().decode()):
-        assert time.monotonic() < end, page
-        time.sleep(0.1)
+
+    def page() -> str:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    until(lambda: wanted in page(), found=page)

@@ -1,7 +1,6 @@
 """What other users of the node can do to the daemon through its HTTP address: nothing."""
 
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -52,14 +51,6 @@ while True:
             pass
     time.sleep(0.05)
 """
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -2,16 +2,16 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 
 from nodeplug import PluginError
 from nodeplug.process.lane import Unanswered
+from nodeplug.testing.waiting import until
 from nodeplug.volumes.records import Writer
 
-PATIENCE = 0.3
+PATIENCE = 1.0
 
 
 class Disk:
@@ -45,13 +45,6 @@ def disk() -> Disk:
 @pytest.fixture
 def writer() -> Writer:
     return Writer("the disk", PATIENCE)
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_all_is_written_by_one_thread_which_is_no_callers(writer: Writer, disk: Disk) -> None:

@@ -182,6 +182,7 @@ def test_hung_allocate_is_answered_at_its_deadline_while_other_calls_work(full: 
                 await kubelet.until_allocatable(RESOURCE, 3)
                 assert (await hung)[0] == grpc.StatusCode.DEADLINE_EXCEEDED
                 assert len(host.slot.overdue) == 1
+                host.slot.deadlines = {}
                 release, full.hang = full.hang, None
                 await plugin.Allocate(allocation("d0"))  # the same device, while the first call still hangs
                 release.set()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -161,12 +162,14 @@ def test_a_driver_waits_for_a_daemon_that_is_at_work(
 def test_what_callers_gave_up_is_not_done_when_the_daemon_goes_on(
     road: ExecRoad, env: Env, tmp_path: Path, impatient: Impatience, serve: Callable[..., Server]
 ) -> None:
-    impatient(patience=1)
+    impatient(patience=3)
     server = serve()
     server.stop()
-    for verb in ("ADD", "DEL"):
-        road.call("test", env(verb), CONFIG)
-    subprocess.run([road.flex_script(tmp_path, "driver"), "unmount", "/t"], capture_output=True, check=False)
+    driver = road.flex_script(tmp_path, "driver")
+    with ThreadPoolExecutor() as callers:
+        callers.submit(lambda: subprocess.run([driver, "unmount", "/t"], capture_output=True, check=False))
+        for verb in ("ADD", "DEL"):
+            callers.submit(road.call, "test", env(verb), CONFIG)
     server.go_on()
     assert road.call("test", env("ADD", CNI_CONTAINERID="c2"), CONFIG).status == 0
     server.process.send_signal(signal.SIGTERM)

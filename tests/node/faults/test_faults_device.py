@@ -60,6 +60,7 @@ def test_a_dead_kubelet_socket_is_told_once_and_outlived(node: Any) -> None:
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(kubelet.socket))
         await asyncio.to_thread(node.scratch.start)
+        await kubelet.until(lambda: bool(lines(node)))
         await asyncio.sleep(1.5)  # several tries
         assert not resource(node)["registered"]
         assert len(lines(node)) == 1
@@ -74,6 +75,7 @@ def test_a_kubelet_that_refuses_is_told_once_with_its_words_and_asked_again(node
         kubelet.refuse = "the endpoint is too ugly"
         await kubelet.start()
         await asyncio.to_thread(node.scratch.start)
+        await kubelet.until(lambda: bool(lines(node)))
         await asyncio.sleep(1.5)  # several tries
         assert not resource(node)["registered"]
         assert [line for line in lines(node) if "too ugly" in line] == lines(node)
