@@ -43,7 +43,7 @@ demo: can-demo $(STAMP) ## Play a pod's whole life against the daemon, as root o
 
 test: lint quick ## Run lint, types and the quick suite (what needs root or a package is skipped with its reason)
 
-test-all: lint ## Run lint, types and every test that this machine can run; `make consumers image` builds what more of them need
+test-all: lint ## Run lint, types and every test that this machine can run but the long ones; `make consumers image` builds what more of them need
 	NODEPLUG_EXAMPLES=many $(PYTEST) -m "not soak and not matrix"
 
 quick: $(STAMP)
@@ -54,7 +54,7 @@ rest: $(STAMP)
 	NODEPLUG_EXAMPLES=many $(PYTEST) -m "whole or consumers or hypothesis and quick"
 
 delayed: $(STAMP) ## Run the quick suite while threads, programs and event loops are late at random, to find tests that rely on an order of events
-	$(RUN)/python -m tests.delays -n $(WORKERS) --dist loadgroup -m quick
+	$(RUN)/python -m tests.delays -n $(WORKERS) --dist loadgroup --durations 10 -m quick
 
 soak: $(STAMP) ## Run long lives, and further values of what other suites test: hours (none chosen is no failure)
 	NODEPLUG_EXAMPLES=many $(RUN)/pytest -m soak --durations 10 || [ $$? = 5 ]
@@ -99,7 +99,7 @@ image: ## Make the image of deploy/Containerfile for tests/real without a regist
 python: ## Bootstrap Debian 13 and its Python for the matrix, once (two minutes, 150 MB; needs root)
 	.ci/build-python
 
-emulated: $(STAMP) ## Run tests of links and cgroups on Debian's kernel, emulated (three quarters of an hour, 70 MB once; needs root and qemu-system-x86)
+emulated: $(STAMP) ## Run tests of links and cgroups on Debian's kernel, emulated (three quarters of an hour, 70 MB once; needs root, qemu-system-x86, cpio and kmod)
 	.ci/emulated
 
 meta: $(STAMP)
@@ -108,7 +108,7 @@ meta: $(STAMP)
 docs: $(STAMP) ## Fill the generated parts of the pages from the code
 	$(RUN)/python docs/generate.py
 
-wheels: $(STAMP) ## Build the wheels into dist: the plain one, and one with compiled entrypoints per kind of machine
+wheels: $(STAMP) ## Build the wheels into dist: the plain one, and one with compiled entrypoints per kind of machine (Debian 12's compilers)
 	$(RUN)/python deploy/platform_wheel.py check
 	$(RUN)/python -m hatchling build -d dist
 	for machine in x86_64 aarch64; do NODEPLUG_WHEEL_MACHINE=$$machine $(RUN)/python -m hatchling build -t wheel -d dist || exit; done
@@ -117,10 +117,10 @@ wheels: $(STAMP) ## Build the wheels into dist: the plain one, and one with comp
 prebuilt: $(STAMP) ## List the sha256 of the compiled entrypoints anew, after a change of their source (Debian 12's compilers)
 	$(RUN)/python deploy/platform_wheel.py
 
-proto: $(STAMP) ## Generate supervisor/nodeplug/pb from proto/
+proto: $(STAMP) ## Generate supervisor/nodeplug/pb from proto/ (Python 3.11 or 3.12)
 	$(RUN)/python proto/generate.py
 
-bench: $(STAMP) ## Measure; prints tables, writes bench/results/latest.json, docs/performance.md and its picture
+bench: $(STAMP) ## Measure (needs root); prints tables, writes bench/results/latest.json, docs/performance.md and its picture
 	$(RUN)/python -m bench $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.claims --where-built $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.extenders $(if $(BENCH_QUICK),--quick)

@@ -86,7 +86,7 @@ class EntrypointsHook(BuildHookInterface[Any]):
             if found != wanted.get(name):
                 raise RuntimeError(
                     f"{name} has the sha256 {found}, and bin/{LIST} says {wanted.get(name)}: the source "
-                    "has changed, or this is another compiler than Debian 12's; see docs/contributing.md"
+                    "has changed (make prebuilt), or this is not a compiler of Debian 12; build the wheels there"
                 )
             build_data["shared_data"][str(folder / style)] = f"{PLACE}/{name}"
         build_data["tag"] = f"py3-none-manylinux2014_{machine}.musllinux_1_1_{machine}"

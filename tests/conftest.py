@@ -93,19 +93,27 @@ def pytest_configure(config: pytest.Config) -> None:
     # A background job of a shell ignores Ctrl-C, and so do its children: tests that press it would wait for ever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    hidden = [name for name in config.getoption("without").split(",") if name]
     config.stash[NAMESPACES] = "needs root"
     if os.geteuid() != 0:
+        _refuse_to_hide(hidden, "needs root")
         return
     try:
         namespaces.enter(network=True)
     except PluginError as error:
+        _refuse_to_hide(hidden, str(error))
         config.stash[NAMESPACES] = f"needs root that may make namespaces: {error}"
     else:
         with IPRoute() as route:
             route.link("set", index=route.link_lookup(ifname="lo")[0], state="up")
         config.stash[NAMESPACES] = ""
-        programs.hide([name for name in config.getoption("without").split(",") if name])
+        programs.hide(hidden)
         declared.watch()
+
+
+def _refuse_to_hide(names: list[str], why: str) -> None:
+    if names:
+        raise pytest.UsageError(f"--without {','.join(names)}: programs cannot be hidden here: {why}")
 
 
 def _needs_root(item: pytest.Item) -> bool:

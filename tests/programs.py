@@ -80,7 +80,7 @@ PACKAGES: Mapping[str, str] = {
 }
 """Debian's packages of the programs that tests declare."""
 _WORDS = (
-    "bash cat chgrp chmod chown cp cut date dd dirname echo env expr false find grep head hostname id "
+    "bash cat chgrp chmod chown cp cut date dd dirname echo env expand expr false find grep head hostname id "
     "install gzip ldd ln ls mkdir mkfifo mktemp mv nice nohup printf pwd readlink realpath rm rmdir "
     "sed sh sha256sum sleep sort stat sync tail tar tee test timeout touch tr true truncate tty uname "
     "uniq wc which xargs yes"

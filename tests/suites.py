@@ -16,7 +16,7 @@ SUITES: Mapping[str, str] = {
     "quick": "lint and types aside, what `make test` runs; every unmarked test",
     "whole": "what the quick suite leaves out for its cost: `make test-all`",
     "consumers": "needs a real consumer, built or Debian's: `make test-all`; every test in tests/real",
-    "soak": "long lives, and further values of what another suite tests: `make soak`",
+    "soak": "long lives, and what costs most of what other suites test in another way: `make soak`",
     "matrix": "needs another release of a consumer, of Python or of Debian: `make matrix`",
 }
 """By mark, what the suite is."""
@@ -24,8 +24,14 @@ _CONSUMERS = Path(__file__).parent / "real"
 
 
 def suite_of(item: pytest.Item) -> str:
-    """Return the suite of a test: `matrix` or `soak` if any mark says so, else its nearest mark, else its folder's."""
+    """Return the suite of a test: `matrix` or `soak` if any mark says so, else its nearest mark, else its folder's.
+
+    Raises:
+        pytest.UsageError: a test of tests/real is marked `quick`: no command would run it.
+    """
     marks = [mark.name for mark in item.iter_markers() if mark.name in SUITES]
+    if marks[:1] == ["quick"] and _CONSUMERS in item.path.parents:
+        raise pytest.UsageError(f"{item.nodeid} cannot be in the quick suite, which has no test of tests/real")
     if marks:
         return next((suite for suite in ("matrix", "soak") if suite in marks), marks[0])
     return "consumers" if "real" in Path(item.path).parts else "quick"

@@ -5,15 +5,25 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from tests.suites import SUITES
+from tests.suites import SUITES, suite_of
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE)
 ROWS = re.findall(r"^\| (`make .*?) \| (.*?) \| (.*?) \|$", (ROOT / "docs/contributing.md").read_text(), re.MULTILINE)
-
+GIVEN = [
+    (target, name)
+    for commands, _, by in ROWS
+    for target in re.findall(r"`make ([a-z-]+)`", commands)
+    for name in re.findall(r"`\.ci/([a-z-]+)`", by)
+]
+"""Each target with each script of which the table says that it runs it."""
+PARTS = {"test": {"lint", "quick"}, "test-all": {"lint", "quick", "rest"}, "real": {"rest"}}
+"""What is in parts where `.ci/run` has parts."""
 
 MARKED = """
 import pytest
@@ -39,25 +49,41 @@ def script(name: str) -> str:
     return (ROOT / ".ci" / name).read_text()
 
 
+def commands_of(name: str) -> set[str]:
+    """Return the targets of make that a script gives."""
+    lines = re.findall(r"\bmake ([a-z -]+)|^for target in (.*);", script(name), re.MULTILINE)
+    return {word for line in lines for words in line for word in words.split()}
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_table_names_every_target_once(target: str) -> None:
     assert [commands for commands, _, _ in ROWS if f"`make {target}`" in commands] != []
     assert "".join(commands for commands, _, _ in ROWS).count(f"`make {target}`") == 1
 
 
-@pytest.mark.parametrize("target", ["setup", "lint", "demo", "image", "consumers", "quick", "rest"])
-def test_ci_runs_what_the_table_says_it_runs(target: str) -> None:
-    assert re.search(rf"\bmake {target}\b", script("run"))
+def test_everything_is_run_by_a_script_or_somebody() -> None:
+    assert [row for row in ROWS if not re.search(r"`\.ci/|tests/meta|^you, ", row[2])] == []
 
 
-@pytest.mark.parametrize("target", ["soak", "matrix", "emulated", "bench", "wheels", "docs", "proto", "prebuilt"])
-def test_the_nightly_runs_what_the_table_says_it_runs(target: str) -> None:
-    assert re.search(rf"^for target in .*\b{target}\b", script("nightly"), re.MULTILINE)
+@pytest.mark.parametrize(("target", "name"), GIVEN)
+def test_a_script_gives_the_commands_that_the_table_says(target: str, name: str) -> None:
+    wanted = PARTS.get(target, {target}) if name == "run" else {target}
+    assert wanted <= commands_of(name)
 
 
-@pytest.mark.parametrize("target", ["kubelet", "python"])
-def test_the_matrix_makes_what_the_table_says_it_makes(target: str) -> None:
-    assert re.search(rf"^make .*\b{target}\b", script("matrix"), re.MULTILINE)
+@pytest.mark.programs("make")
+def test_help_has_a_line_for_every_target() -> None:
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert sorted(line.split()[0] for line in said.splitlines()) == sorted(TARGETS)
+    assert all(len(line.split()) > 2 for line in said.splitlines())
+
+
+@pytest.mark.programs("make")
+def test_clean_removes_the_environment_and_leaves_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    subprocess.run(["make", "clean"], cwd=tmp_path, capture_output=True, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
 
 
 def test_every_suite_is_chosen_by_a_command() -> None:
@@ -93,6 +119,15 @@ def test_a_test_with_marks_of_several_suites_is_in_one(suite: str, members: set[
 def test_properties_of_the_quick_suite_are_run_again_with_the_whole(tmp_path: Path) -> None:
     (expression,) = re.findall(r'NODEPLUG_EXAMPLES=many \$\(PYTEST\) -m "(.*whole.*)"', MAKEFILE)
     assert chosen(tmp_path, PROPERTY, expression) == {"a_property"}
+
+
+def test_a_test_of_consumers_cannot_be_marked_as_quick() -> None:
+    """No command would run it: the quick suite does not look into tests/real, and no other has a quick test."""
+    item = SimpleNamespace(
+        nodeid="a", path=ROOT / "tests/real/test_a.py", iter_markers=lambda: [pytest.mark.quick.mark]
+    )
+    with pytest.raises(pytest.UsageError, match="a cannot be in the quick suite"):
+        suite_of(cast("pytest.Item", item))
 
 
 def chosen(folder: Path, tests: str, expression: str) -> set[str]:
