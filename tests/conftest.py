@@ -98,6 +98,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() != 0:
         _refuse_to_hide(hidden, "needs root")
         return
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return  # its workers run the tests
+    declared.follow()
     try:
         namespaces.enter(network=True)
     except PluginError as error:

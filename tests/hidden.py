@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.programs import PACKAGES, path_of
+from tests.programs import PACKAGES, canonical, path_of
 
 _ROOT = Path(__file__).parents[1]
 
@@ -26,7 +26,7 @@ def tests_by_package(record: Path) -> Mapping[str, set[str]]:
     Args:
         record: as `pytest --programs` writes it.
     """
-    files = {os.path.realpath(path): name for name in PACKAGES if (path := path_of(name)) is not None}
+    files = {canonical(path): name for name in PACKAGES if (path := path_of(name)) is not None}
     found = defaultdict(set)
     for line in record.read_text(encoding="utf-8").splitlines():
         one = json.loads(line)

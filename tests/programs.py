@@ -1,7 +1,8 @@
 """Programs of the machine that tests execute: each test declares its own, and is skipped without them.
 
 A test or fixture declares programs by `need`, a module or test also by the mark `programs`. As root, fanotify(7)
-reports what the processes of a test execute, and a test fails that executes a program which it has not declared.
+reports what the processes of a test execute, in whatever namespaces, and a test fails that executes a program which it
+has not declared.
 Programs are those of the system's folders: the same name may be another program elsewhere on PATH.
 
 `pytest --without NAME,...` hides programs from the tests. `--programs FILE` records what each test declares and
@@ -15,12 +16,14 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fanotify import Executions
+from tests.descendants import Descendants
+from tests.fanotify import Executions, Identity
 
 from nodeplug import mount, unmount
 
@@ -81,12 +84,12 @@ PACKAGES: Mapping[str, str] = {
 """Debian's packages of the programs that tests declare."""
 _WORDS = (
     "bash cat chgrp chmod chown cp cut date dd dirname echo env expand expr false find grep head hostname id "
-    "install gzip ldd ln ls mkdir mkfifo mktemp mv nice nohup printf pwd readlink realpath rm rmdir "
+    "install gzip ld.so ldd ln ls mkdir mkfifo mktemp mv nice nohup printf pwd readlink realpath rm rmdir "
     "sed sh sha256sum sleep sort stat sync tail tar tee test timeout touch tr true truncate tty uname "
     "uniq wc which xargs yes"
 )
 BASE = frozenset(_WORDS.split())
-"""Programs that need no declaration: a shell and what POSIX or coreutils puts beside it. Python is one more."""
+"""Programs that need no declaration: a shell, the loader, and what POSIX or coreutils has. Python is one more."""
 BROUGHT: Mapping[str, Sequence[str]] = {
     "aarch64-linux-gnu-gcc": ("aarch64-linux-gnu-as", "aarch64-linux-gnu-ld"),
     "cc": ("as", "ld"),
@@ -120,7 +123,9 @@ class Programs:
         self._setting_up: list[str] = []
         self._item: pytest.Item | None = None
         self._executions: Executions | None = None
+        self._descendants: Descendants | None = None
         self._compilers: set[str] = set()
+        self.machine_network = -1
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -129,9 +134,18 @@ class Programs:
             if folder in ("", *_FOLDERS):
                 self._compilers |= COMPILERS & {name}
 
+    def follow(self) -> None:
+        """Know from now on which processes are started by this one. It must be in the machine's network namespace."""
+        self.machine_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        with suppress(OSError):
+            self._descendants = Descendants()
+
     def watch(self) -> None:
-        """Report executions from now on, in this process's mount namespace."""
-        self._executions = Executions(_FOLDERS)
+        """Report executions from now on: of all processes that this one starts.
+
+        Where the kernel does not say who started whom, those in this process's mount namespace are reported.
+        """
+        self._executions = Executions(_FOLDERS, everywhere=self._descendants is not None)
 
     def declare(self, names: Iterable[str]) -> None:
         """Note programs for the test that runs, and for every test that uses the fixture that is being set up."""
@@ -167,7 +181,7 @@ class Programs:
             declared = set(item.stash.get(_DECLARED, ()))
             declared.update(*(self._by_fixture.get(_key(one), ()) for one in fixtures))
             self._note(item, declared, executed)
-            undeclared = (executed - _resolved(declared)) | (self._compilers - declared)
+            undeclared = (executed - _resolved([*declared, *OPTIONAL])) | (self._compilers - declared)
             self._compilers = set()
             assert not undeclared, (
                 f"{item.nodeid} executes {', '.join(sorted(undeclared))}, "
@@ -175,9 +189,12 @@ class Programs:
             )
 
     def _executed(self) -> set[str]:
-        """Return the programs of the system that ran since the last call, without what needs no declaration."""
-        found = self._executions.drain() if self._executions is not None else set()
-        return {path for path in found if str(Path(path).parent) in _FOLDERS} - _base()
+        """Return the programs of the system that ran since the last call, without what every machine has."""
+        if self._executions is None:
+            return set()
+        seen = list(self._executions.drain())
+        own = self._descendants.ids() if self._descendants is not None else {pid for pid, _ in seen}
+        return {_files()[file] for pid, file in seen if pid in own and file in _files()} - _base()
 
     def _note(self, item: pytest.Item, declared: set[str], executed: set[str]) -> None:
         if self._record is not None and (declared or executed):
@@ -195,6 +212,12 @@ def register(config: pytest.Config) -> Programs:
     _current = Programs(config.getoption("programs"))
     config.pluginmanager.register(_current, "programs")
     return _current
+
+
+def machine_network() -> int:
+    """Return a descriptor of the network namespace that pytest was started in."""
+    assert _current is not None
+    return _current.machine_network
 
 
 def need(*names: str) -> None:
@@ -237,14 +260,34 @@ def hide(names: Sequence[str]) -> None:
 
 @cache
 def _base() -> frozenset[str]:
-    pythons = [str(path) for folder in _FOLDERS for path in Path(folder).glob("python3*")]
-    return frozenset(os.path.realpath(path) for path in [*filter(None, map(path_of, [*BASE, *OPTIONAL])), *pythons])
+    pythons = [path for folder in _FOLDERS for path in Path(folder).glob("python3*")]
+    return frozenset(canonical(path) for path in [*map(path_of, BASE), *pythons] if path is not None)
+
+
+def _identity(path: str | Path) -> Identity:
+    status = Path(path).stat()
+    return status.st_dev, status.st_ino
+
+
+def canonical(path: str | Path) -> str:
+    """Return one name of a program that has several."""
+    return _files()[_identity(path)]
+
+
+@cache
+def _files() -> Mapping[Identity, str]:
+    """Return the programs of the system's folders by what tells them in every mount namespace."""
+    found: dict[Identity, str] = {}
+    for path in (path for folder in _FOLDERS for path in Path(folder).iterdir()):
+        with suppress(OSError):  # a link to nothing
+            found[_identity(path)] = os.path.realpath(path)
+    return found
 
 
 def _resolved(names: Iterable[str]) -> set[str]:
     """Return the files of declared programs and of what these bring; one file may have several names."""
     allowed = [program for name in names for program in (name, *BROUGHT.get(name, ()))]
-    return {os.path.realpath(path) for path in map(path_of, allowed) if path is not None}
+    return {canonical(path) for path in map(path_of, allowed) if path is not None}
 
 
 def _key(fixturedef: pytest.FixtureDef[object]) -> str:

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import programs
 from tests.programs import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 PLAYED = """
-import subprocess
+import subprocess, sys
 import pytest
 from tests.programs import need
 
@@ -27,20 +28,26 @@ def test_declares_where_it_executes(): need("findmnt"); subprocess.run(["findmnt
 def test_declares_by_a_mark(): subprocess.run(["findmnt", "/"], check=True)
 def test_declares_nothing(): subprocess.run(["/usr/bin/findmnt", "/"], check=False)
 def test_declares_nothing_for_a_grandchild(): subprocess.run(["sh", "-c", "findmnt /; true"], check=True)
+def test_declares_nothing_for_another_mount_namespace():
+    code = "import ctypes, subprocess; ctypes.CDLL(None).unshare(0x20000); subprocess.run(['findmnt', '/'])"
+    subprocess.run([sys.executable, "-c", code], check=True)
 def test_executes_what_every_machine_has(): subprocess.run(["sh", "-c", "cat /dev/null"], check=True)
 """
-pytestmark = [pytest.mark.node, pytest.mark.programs("findmnt")]
+pytestmark = [pytest.mark.node, pytest.mark.programs("findmnt", "nsenter")]
 
 
 def play(folder: Path, *options: str) -> str:
     """Run the tests above with the rules of this project; return what pytest says of each."""
     path = folder / "test_played.py"
     path.write_text(PLAYED)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), str(path)]
+    # The kernel says who has started whom in the machine's network namespace alone.
+    machine = programs.machine_network()
+    command = ["nsenter", f"--net=/proc/self/fd/{machine}", sys.executable, "-m", "pytest", "-p", "tests.conftest"]
+    command += ["-c", str(ROOT / "pyproject.toml"), str(path)]
     environment = {name: value for name, value in os.environ.items() if name != "NODEPLUG_CI"}
-    options = ("-v", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *options)
+    command += ("-v", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *options)
     return subprocess.run(
-        [*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=environment, pass_fds=[machine], capture_output=True, text=True, check=False
     ).stdout
 
 
@@ -59,6 +66,7 @@ def test_a_test_fails_that_executes_what_it_has_not_declared(tmp_path: Path) -> 
         "declares_by_a_mark": "PASSED",
         "declares_nothing": "ERROR",
         "declares_nothing_for_a_grandchild": "ERROR",
+        "declares_nothing_for_another_mount_namespace": "ERROR",
         "executes_what_every_machine_has": "PASSED",
     }, said
     assert "declares_nothing executes /usr/bin/findmnt, which neither it nor a fixture of it declares" in said
