@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from tests.gpu.compiled import cc, once, shared_folder
-from tests.gpu.conftest import GIB, MockNvml
 from tests.gpu.mps.conftest import CONTROL, SMI
+from tests.gpu.nvml.mock import GIB, MockNvml
 from tests.gpu.proof.machine import MPS_CONTROL, ROOT
 from tests.gpu.proof.mps import SERVER as SERVER_NAME
 from tests.gpu.proof.patience import VARIABLE

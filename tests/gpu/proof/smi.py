@@ -8,7 +8,7 @@ import mmap
 import sys
 from pathlib import Path
 
-from tests.gpu.conftest import State
+from tests.gpu.nvml.mock import State
 
 
 def main() -> None:

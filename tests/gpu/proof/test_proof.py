@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.gpu.conftest import MockNvml
+from tests.gpu.nvml.mock import MockNvml
 from tests.gpu.proof import __main__ as command
 from tests.gpu.proof import probe
 from tests.gpu.proof.machine import ROOT

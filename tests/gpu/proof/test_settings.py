@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.gpu.conftest import MockNvml
+from tests.gpu.nvml.mock import MockNvml
 from tests.gpu.proof.conftest import Proved
 from tests.gpu.proof.machine import ROOT
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.gpu.conftest import MockNvml
+from tests.gpu.nvml.mock import MockNvml
 from tests.gpu.proof.conftest import Proved
 
 pytestmark = pytest.mark.xdist_group("stages")  # several make and remove the folder that CUDA looks in

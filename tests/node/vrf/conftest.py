@@ -1,6 +1,7 @@
 """A container with two interfaces that other plugins made."""
 
 import pytest
+from tests.link_kinds import need_kind
 from tests.node.vrf.lab import Pod
 from tests.programs import need
 
@@ -23,11 +24,5 @@ def pod(scratch: ScratchCni) -> Pod:
 @pytest.fixture
 def vrf_pod(pod: Pod) -> Pod:
     """The same, where the kernel has VRFs."""
-    import subprocess  # noqa: PLC0415
-
-    try:
-        pod.run("link", "add", "probe0", "type", "vrf", "table", "99")
-    except subprocess.CalledProcessError:
-        pytest.skip("needs a kernel with links of kind vrf")
-    pod.run("link", "del", "probe0")
+    need_kind("vrf")
     return pod

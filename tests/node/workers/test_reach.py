@@ -13,7 +13,7 @@ from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
 
 if TYPE_CHECKING:
-    from tests.conftest import OtherUser
+    from tests.other_user import OtherUser
 
 SECTION = '[plugins.guest]\nuses = "worker_guest:Guest"\nisolation = "process"\nuser = "nobody"\n'
 WRITES = 'config = { at = "start", how = "writes" }\n'

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import OtherUser
+    from tests.other_user import OtherUser
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from tests import environments
 
 if TYPE_CHECKING:
-    from tests.conftest import OtherUser
+    from tests.other_user import OtherUser
 
 
 @pytest.fixture(scope="session")
