@@ -24,8 +24,8 @@ class OtherUser:
 def other_user() -> OtherUser:
     """The interpreter of the tests may lie in a folder of root's alone; then Debian's runs what is installed here.
 
-    It skips where others may not read the checkout, or execute a Python of this version. Where they may, what keeps them
-    from running nodeplug is a failure.
+    It skips where others may not read the checkout, or execute a Python of this version. Where they may, whatever keeps
+    them from running nodeplug is a failure.
     """
     programs.need("setpriv")
     prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
