@@ -6,12 +6,18 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from nodeplug.testing import processes
+from nodeplug.testing.conformance import process
 from nodeplug.testing.conformance.rounds import Rounds, Sample
 from nodeplug.testing.waiting import until
+
+if TYPE_CHECKING:
+    from nodeplug.testing.conformance.examination import Examination
 
 _MIB = 1 << 20
 
@@ -64,6 +70,27 @@ def test_a_kernel_without_schedstat_tells_ticks(tmp_path: Path) -> None:
 
 def seen(*memory: int, opened: int = 5) -> Rounds:
     return Rounds("inspect", [Sample(one * _MIB, Counter({"/dev/null": opened})) for one in memory])
+
+
+def test_a_process_that_works_is_runnable_and_one_that_sleeps_is_not(sleeper: "subprocess.Popen[bytes]") -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as working:
+        try:
+            until(lambda: processes.is_runnable(working.pid))
+            until(lambda: not processes.is_runnable(sleeper.pid))
+        finally:
+            working.kill()
+
+
+@pytest.mark.parametrize(("waits", "share"), [(True, 0.9), (False, 0.2)])
+def test_a_wait_for_a_processor_that_is_not_counted_yet_makes_a_longer_window(
+    waits: bool, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine lets a thread wait for longer than a window; the kernel counts that when it runs again."""
+    seconds, counted = iter([0.0, 1.0, 2.0]), iter([{1: 0}, {1: 200_000_000}, {1: 1_800_000_000}])
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
+    monkeypatch.setattr(processes, "demands", lambda _: next(counted))
+    monkeypatch.setattr(processes, "is_runnable", lambda _: waits)
+    assert process._share(cast("Examination", SimpleNamespace(pid=1))) == share
 
 
 def test_memory_grows_that_is_more_in_each_sample() -> None:

@@ -192,6 +192,24 @@ class Driver:
             wanted[name] = pools.get(name) or (Pool(name, resource, ()) if silent else None)
         return wanted
 
+    async def listed(self, pool: str) -> None:
+        """Wait for the first list of a pool. Return at once if none is on its way, and at last when it takes long.
+
+        A daemon that has just begun to serve is asked for claims of what the former one has published.
+        """
+        end = time.monotonic() + _PATIENCE
+        while self._is_awaited(pool):
+            if time.monotonic() > end:
+                return
+            await asyncio.sleep(_TURN)
+
+    def _is_awaited(self, pool: str) -> bool:
+        """Whether a pool may be listed soon, and was not yet: its plugin starts, or is asked for its first list."""
+        if not self.known:
+            return True
+        found = [one for name, (one, _) in self._listings.items() if names.pool_name(self.node, name) == pool]
+        return any(one.devices is None and not one.trouble for one in found)
+
     async def settled(self, resource: ResourceName) -> None:
         """Wait until it is known what containers hold that got it before claims could: the section may have moved.
 

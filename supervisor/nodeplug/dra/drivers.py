@@ -206,6 +206,7 @@ class Drivers:
             pools=partial(self._pools, section),
             claim=self._claim,
             elsewhere=self._elsewhere,
+            listed=partial(self._listed, section),
             settled=partial(self._settled, section),
             freed=self._freed,
             awaited=partial(self._awaited, section),
@@ -216,6 +217,9 @@ class Drivers:
             journal=self._journal,
             specs=cdi.SpecFolder(self._cdi, driver),
         )
+
+    async def _listed(self, section: str, pool: str) -> None:
+        await self._drivers[section].listed(pool)
 
     async def _settled(self, section: str, resource: ResourceName) -> None:
         if self._unreadable:

@@ -46,6 +46,7 @@ class Preparation:
         pools: those that are listed, by name.
         claim: gets a claim from the API server.
         elsewhere: the ids of a resource that containers hold which kubelet's device plugins got.
+        listed: waits for the first list of a pool, by name, if one is on its way.
         settled: waits until it is known what these are since claims may have the resource; raises NotReady.
         freed: is called when a claim has given ids of a resource back.
         awaited: whether the section has a plugin that is not loaded at present.
@@ -60,6 +61,7 @@ class Preparation:
     pools: Callable[[], Mapping[str, Pool]]
     claim: Callable[[ClaimReference], Awaitable[Object]]
     elsewhere: Callable[[ResourceName], Collection[DeviceId]]
+    listed: Callable[[str], Awaitable[None]]
     settled: Callable[[ResourceName], Awaitable[None]]
     freed: Callable[[ResourceName], None]
     awaited: Callable[[], bool]
@@ -167,6 +169,8 @@ class Preparation:
             record = None
         if record is not None:
             return record
+        for name in {share.pool for share in allocation.shares}:
+            await self.listed(name)
         pools = self.pools()
         for resource in {pools[share.pool].resource for share in allocation.shares if share.pool in pools}:
             await self.settled(resource)

@@ -102,6 +102,20 @@ def demand(task: Path) -> int:
     return (int(fields[11]) + int(fields[12])) * _TICK
 
 
+def is_runnable(pid: int) -> bool:
+    """Tell whether a thread runs or waits for a processor now; the kernel counts such a wait when it has ended.
+
+    Raises:
+        OSError: the process has ended.
+    """
+    for task in (_PROC / str(pid) / "task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            stat = (task / "stat").read_text(encoding="utf-8", errors="replace")
+            if stat.rpartition(")")[2].split()[0] == "R":
+                return True
+    return False
+
+
 def marked(folder: Path) -> Iterator[tuple[int, str]]:
     """Find every process with the mark of a rig: its id and its command line."""
     mark = f"{MARK}={folder}".encode()

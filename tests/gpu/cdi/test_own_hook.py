@@ -12,7 +12,7 @@ from tests.programs import need
 
 from nodeplug_gpu.cdi.hooks import SOURCE
 
-pytestmark = pytest.mark.programs("unshare")
+pytestmark = pytest.mark.programs("mount", "unshare")
 LIBRARIES = "/usr/lib/x86_64-linux-gnu/nvidia"
 FILE = "libcuda.so.570.1.2"
 ARGUMENTS = ["--link", f"{FILE}::{LIBRARIES}/libcuda.so.1", "--link", f"libcuda.so.1::{LIBRARIES}/libcuda.so"]

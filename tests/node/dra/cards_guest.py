@@ -12,6 +12,8 @@ from nodeplug import Claim, Counters, Device, DeviceClaim, DeviceId, Grant, Host
 
 RESOURCE: Final = "example.com/part"
 SIZE: Final = 1 << 30
+SLOW: Final = "slow"
+"""While there is such a file, `device_list` takes a second."""
 HANG: Final = "hang"
 """While there is such a file, `device_allocate` and `device_released` do not return."""
 
@@ -39,6 +41,8 @@ class Cards:
     def device_list(self) -> Sequence[Device]:
         with (self._folder / "listings").open("a") as listings:
             listings.write(".")
+        if (self._folder / SLOW).exists():
+            time.sleep(1)
         cards: dict[str, int] = json.loads((self._folder / "cards.json").read_text())
         return [
             Device(

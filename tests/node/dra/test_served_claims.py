@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.node.dra.cards_guest import HANG
+from tests.node.dra.cards_guest import HANG, SLOW
 from tests.node.dra.cluster import CARDS, DRIVER, Served
 from tests.node.dra.objects import wants_part
 
@@ -54,6 +54,21 @@ def test_every_pod_starts_at_once_while_daemons_follow_each_other_and_kubelet_al
         finally:
             over.set()
         starting.result()
+    assert served.kubelet.events == []
+
+
+@pytest.mark.whole
+def test_a_claim_that_comes_before_the_first_list_of_the_next_daemon_waits_for_it(served: Served) -> None:
+    """Costs 5 s."""
+    served.scheduler.claim("one", wants_part("1Gi"), pod="one")
+    served.scheduler.place("one", ["one"])
+    (served.folder / SLOW).touch()
+    with ThreadPoolExecutor(1) as beside:
+        replaced = beside.submit(served.node.run, "replace")
+        while not replaced.done():
+            served.kubelet.admit("one", ["one"])
+            served.kubelet.end("one")
+    assert replaced.result().returncode == 0, replaced.result().stderr
     assert served.kubelet.events == []
 
 

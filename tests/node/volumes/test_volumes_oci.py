@@ -325,7 +325,7 @@ def test_an_image_that_no_pod_uses_goes_before_another_one_fills_the_disk(
 
 
 def test_what_podman_has_saved_is_an_image(node: Any, area: Path, layout: Layout) -> None:
-    need("podman", "unshare")
+    need("mount", "podman", "unshare")
     shutil.rmtree(layout.root)
     (area / "content.tar").write_bytes(LOWER)
     with tempfile.TemporaryDirectory(prefix="npp", dir="/tmp") as short:  # podman takes no runroot above 50 bytes

@@ -41,7 +41,15 @@ class Cluster:
             "resources": {"requests": {"storage": size}},
             **more,
         }
+        self.until(f"the end of an earlier {name}", lambda: not self._ends(name))
         self.call("POST", CLAIMS, {"metadata": {"name": name, "annotations": annotations}, "spec": spec})
+
+    def _ends(self, name: str) -> bool:
+        """Tell whether a claim was deleted and is still there: a controller takes its finalizer away later."""
+        try:
+            return "deletionTimestamp" in self.get(name)["metadata"]
+        except PluginError:
+            return False
 
     def get(self, name: str) -> Object:
         return dict(self.call("GET", f"{CLAIMS}/{name}"))

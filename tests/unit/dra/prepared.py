@@ -55,7 +55,7 @@ class Cards:
         self.listed = [*units("a", 4), *units("b", 4)]
         self.allocated: list[DeviceAllocate] = []
         self.released: list[DeviceReleased] = []
-        self.refuses = ""
+        self.refuses = self.cannot_list = ""
         self.deaf = False
 
     @hookimpl
@@ -64,6 +64,8 @@ class Cards:
 
     @hookimpl
     def device_list(self, request: DeviceList) -> Sequence[Device]:
+        if self.cannot_list:
+            raise NotReady(self.cannot_list)
         return self.listed
 
     @hookimpl
@@ -116,6 +118,7 @@ class Prepared:
             pools=self.pools,
             claim=self._claim,
             elsewhere=lambda _: self.elsewhere,
+            listed=self._listed,
             settled=self._settled,
             freed=self.freed.append,
             awaited=lambda: self.awaited,
@@ -129,6 +132,8 @@ class Prepared:
 
     def pools(self) -> dict[str, Pool]:
         return {POOL: pool_of("node-1", MEM, self.plugin.listed, self.elsewhere, self.ledger.taken(MEM).keys())}
+
+    async def _listed(self, _: str) -> None: ...
 
     async def _settled(self, _: ResourceName) -> None:
         if self.unsettled:

@@ -28,6 +28,12 @@ async def listed(driver: Driver) -> None:
         await asyncio.sleep(0.001)
 
 
+async def until_waiting(waiting: asyncio.Future[None]) -> None:
+    """Let others go on for several turns of one who waits."""
+    done, _ = await asyncio.wait({waiting}, timeout=0.3)
+    assert not done
+
+
 def run(story: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(story, 30))
 
@@ -64,6 +70,50 @@ def test_a_pool_says_that_its_plugin_is_away_until_the_next_list(tmp_path: Path)
         driver.serve(routes)
         while driver.by_name()[POOL].away:
             await asyncio.sleep(0.001)
+        driver.unlist()
+
+    run(story())
+
+
+def test_the_first_list_of_a_plugin_that_starts_is_waited_for(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+
+    async def story() -> None:
+        driver = driver_of(prepared)
+        waiting = asyncio.ensure_future(driver.listed(POOL))
+        await until_waiting(waiting)
+        driver.serve([prepared.preparation.registry.route("device", MEM)])
+        await waiting
+        assert POOL in driver.by_name()
+        driver.unlist()
+
+    run(story())
+
+
+def test_a_pool_that_is_not_on_its_way_is_not_waited_for(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+
+    async def story() -> None:
+        driver = driver_of(prepared)
+        driver.unlist()
+        await driver.listed(POOL)  # nobody claims it
+        driver.serve([prepared.preparation.registry.route("device", MEM)])
+        await driver.listed("node-1/another")
+        await driver.listed(POOL)
+        driver.unlist()
+
+    run(story())
+
+
+def test_a_first_list_that_failed_is_not_waited_for(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+    prepared.plugin.cannot_list = "the cards do not answer"
+
+    async def story() -> None:
+        driver = driver_of(prepared)
+        driver.serve([prepared.preparation.registry.route("device", MEM)])
+        await driver.listed(POOL)
+        assert POOL not in driver.by_name()
         driver.unlist()
 
     run(story())

@@ -24,6 +24,8 @@ _NODE: Final = "the node: it has other things to do"
 _ALONE: Final[tuple[Isolation, ...]] = ("process",)
 _WINDOW: Final = 0.5
 _WINDOWS: Final = 10
+_LONGEST_WINDOW: Final = 5.0
+"""Seconds of a window in which a thread waits for a processor each time that one looks, on a busy machine."""
 _BUSY: Final = 0.5
 _MIB: Final = 1 << 20
 _HANDLED: Final[Mapping[Isolation, frozenset[signal.Signals]]] = {
@@ -120,11 +122,14 @@ def _share(exam: Examination) -> float:
     """Return which part of a window the threads that lived through all of it ran or waited for a processor."""
     try:
         started, before = time.monotonic(), processes.demands(exam.pid)
-        time.sleep(_WINDOW)
-        after, seconds = processes.demands(exam.pid), time.monotonic() - started
+        while True:
+            time.sleep(_WINDOW)
+            after, seconds = processes.demands(exam.pid), time.monotonic() - started
+            share = sum(after[task] - before[task] for task in before.keys() & after.keys()) / 1e9 / seconds
+            if share >= _BUSY or seconds > _LONGEST_WINDOW or not processes.is_runnable(exam.pid):
+                return share
     except OSError:
         raise NotApplicable("its process ended meanwhile") from None
-    return sum(after[task] - before[task] for task in before.keys() & after.keys()) / 1e9 / seconds
 
 
 @rule("process", _NODE, "Keep nothing per call, or limit it: `functools.lru_cache(maxsize=...)`.", isolation=_ALONE)
