@@ -38,7 +38,7 @@ def test_it_ends_well_as_root_and_leaves_nothing() -> None:
     until(lambda: not set(Path("/tmp").glob("nodeplug-demo-*")) - before, 120)
 
 
-@pytest.mark.soak
+@pytest.mark.whole
 def test_it_ends_well_as_an_ordinary_user(other_user: Any) -> None:
     if subprocess.run([*other_user.prefix, "unshare", "-Urnm", "true"], check=False).returncode:
         pytest.skip("needs user namespaces for ordinary users")

@@ -197,7 +197,7 @@ def is_healthy(port: int) -> bool:
     Raises:
         TimeoutError: nobody answers.
     """
-    with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60) as answer:
         return bool(answer.status == 200)
 
 

@@ -97,7 +97,7 @@ def test_hundreds_of_silent_and_trickling_connections_of_a_stranger_stop_neither
                 )
                 assert done.returncode == 0, done.stdout
         for path in ("/healthz", "/readyz", "/metrics"):
-            connection = HTTPConnection("127.0.0.1", free_port, timeout=20)
+            connection = HTTPConnection("127.0.0.1", free_port, timeout=60)
             connection.request("GET", path)
             assert connection.getresponse().status == 200
             connection.close()

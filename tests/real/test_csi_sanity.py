@@ -73,7 +73,7 @@ class Sanity:
         report = self.root / "report.xml"
         options = {"mountdir": str(self.root / "mnt"), "stagingdir": str(self.root / "staging")} | flags
         with node, ExitStack() as stack:
-            until(socket.exists, 30)
+            until(socket.exists)
             endpoint = stack.enter_context(before(socket))
             done = subprocess.run(
                 [
@@ -87,7 +87,7 @@ class Sanity:
                 timeout=300,
                 check=False,
             )
-            until(lambda: not [one for one in mounts() if Path(one.target).is_relative_to(self.root)], 10)
+            until(lambda: not [one for one in mounts() if Path(one.target).is_relative_to(self.root)])
         assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]
         return read(report)
 

@@ -94,7 +94,7 @@ class Cluster:
         """Delete a pod and its claim, and return when what it had is free."""
         self.plane.call("DELETE", f"/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds=0")
         self.plane.call("DELETE", f"{CLAIMS}/{name}")
-        until(lambda: name not in [one["metadata"]["name"] for one in self.plane.call("GET", CLAIMS)["items"]], 30)
+        until(lambda: name not in [one["metadata"]["name"] for one in self.plane.call("GET", CLAIMS)["items"]])
 
     def result(self, name: str) -> str:
         """Return which device a claim has, and how much of it; empty while it has none."""
@@ -113,7 +113,7 @@ class Cluster:
     def waits(self, name: str, memory: str = "", **more: Any) -> bool:
         """Ask, and return whether the scheduler says that there is nothing for the claim."""
         self.ask(name, memory, **more)
-        until(lambda: self.result(name) or self.plane.unplaced(name), 30)
+        until(lambda: self.result(name) or self.plane.unplaced(name))
         return not self.result(name)
 
 
@@ -145,7 +145,7 @@ def cluster(plane: ControlPlane) -> Iterator[Cluster]:
     for one in plane.call("GET", CLAIMS)["items"]:
         path = f"{CLAIMS}/{one['metadata']['name']}"
         plane.call("DELETE", path)
-    until(lambda: not plane.call("GET", CLAIMS)["items"], 30)
+    until(lambda: not plane.call("GET", CLAIMS)["items"])
     for one in plane.call("GET", SLICES)["items"]:
         plane.call("DELETE", f"{SLICES}/{one['metadata']['name']}")
 
@@ -182,7 +182,7 @@ def test_a_card_without_a_usable_part_gives_nothing_even_to_those_that_tolerate_
     assert cluster.waits("some", "1Mi", tolerations=EVERYTHING)
     assert cluster.waits("any", tolerations=EVERYTHING)
     cluster.publish(units("card", 4, range(3)), taint=taint)
-    until(lambda: "card 1Gi" in {cluster.result("some"), cluster.result("any")}, 30)
+    until(lambda: "card 1Gi" in {cluster.result("some"), cluster.result("any")})
 
 
 @pytest.mark.soak

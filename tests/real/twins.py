@@ -215,7 +215,7 @@ def unmeant(theirs: Any, ours: Any) -> list[str]:
 def worlds_differ(sides: tuple[Side, ...]) -> list[str]:
     """Look until both have settled: what a link is when another came or went follows a little later."""
     with suppress(AssertionError):
-        until(lambda: not unmeant(*(side.world() for side in sides)), 5)
+        until(lambda: not unmeant(*(side.world() for side in sides)))
     return unmeant(*(side.world() for side in sides))
 
 

@@ -28,7 +28,7 @@ class Served:
     port: int = 0
 
     def ask(self, method: str, path: str) -> tuple[HTTPResponse, bytes]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path)
             response = connection.getresponse()
@@ -70,7 +70,7 @@ def served() -> Iterator[Served]:
 
 
 def connected(served: Served, data: bytes = b"") -> socket.socket:
-    peer = socket.create_connection(("127.0.0.1", served.port), timeout=20)
+    peer = socket.create_connection(("127.0.0.1", served.port), timeout=60)
     peer.sendall(data)
     return peer
 
@@ -193,7 +193,7 @@ def test_an_answer_that_is_not_read_is_dropped_after_its_time() -> None:
 def test_a_connection_serves_several_requests_and_ends_when_it_is_idle() -> None:
     state = Served()
     with serving(state, bounds=TIGHT):
-        connection = HTTPConnection("127.0.0.1", state.port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", state.port, timeout=60)
         for _ in range(3):
             connection.request("GET", "/healthz")
             assert connection.getresponse().read() == b"ok\n"
@@ -274,7 +274,7 @@ def test_a_restarted_daemon_gets_its_port_although_connections_of_the_former_lin
 
 def test_ipv6_address_is_served() -> None:
     with serving(Served(), "[::1]:0") as endpoints:
-        connection = HTTPConnection("::1", endpoints.port, timeout=10)
+        connection = HTTPConnection("::1", endpoints.port, timeout=60)
         connection.request("GET", "/healthz")
         assert connection.getresponse().read() == b"ok\n"
         connection.close()

@@ -225,7 +225,7 @@ def test_a_section_that_is_refused_is_left_out_where_another_of_its_plugin_runs(
 
 
 def test_sections_of_one_plugin_are_inspected_side_by_side() -> None:
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
     page = Page(one=lambda: {"turn": both.wait() >= 0}, two=lambda: {"turn": both.wait() >= 0})
     for slot in page.slots.values():
         slot.instance.section = PluginSection(uses="told")

@@ -208,7 +208,7 @@ def test_calls_for_one_key_run_one_after_the_other() -> None:
 
 
 def test_calls_for_different_keys_run_side_by_side() -> None:
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=60)
 
     async def scenario() -> None:
         runner = Runner()

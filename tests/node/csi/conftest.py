@@ -41,14 +41,14 @@ class Kubelet:
         return self.root / "plugins_registry" / f"{driver}-reg.sock"
 
     def info(self, driver: str) -> watcher_pb.PluginInfo:
-        until(lambda: self.registration(driver).exists(), 20)
+        until(lambda: self.registration(driver).exists())
         stub = watcher_grpc.RegistrationStub(self.channel(self.registration(driver)))
-        return stub.GetInfo(watcher_pb.InfoRequest(), timeout=10, wait_for_ready=True)
+        return stub.GetInfo(watcher_pb.InfoRequest(), timeout=60, wait_for_ready=True)
 
     def judge(self, driver: str, *, registered: bool, error: str = "") -> None:
         stub = watcher_grpc.RegistrationStub(self.channel(self.registration(driver)))
         verdict = watcher_pb.RegistrationStatus(plugin_registered=registered, error=error)
-        stub.NotifyRegistrationStatus(verdict, timeout=10, wait_for_ready=True)
+        stub.NotifyRegistrationStatus(verdict, timeout=60, wait_for_ready=True)
 
     def driver(self, name: str) -> pb_grpc.NodeStub:
         return pb_grpc.NodeStub(self.channel(Path(self.info(name).endpoint)))

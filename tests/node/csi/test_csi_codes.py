@@ -37,7 +37,7 @@ def test_a_call_for_a_volume_that_is_still_being_staged_is_told_to_come_again(
     with ThreadPoolExecutor() as others:
         first = others.submit(publish, "a")
         try:
-            until((tmp_path / "inside").exists, 30)
+            until((tmp_path / "inside").exists)
             code, text = publish(second)  # the caller waits for a minute at most, the first call for ever
             assert not first.done()
         finally:
@@ -57,7 +57,7 @@ def test_a_failure_whose_undo_fails_is_never_final_for_the_caller(kubelet: Any, 
     assert code == "UNAVAILABLE"
     assert "the disk is on fire; and what was half done could not be undone" in text
     (tmp_path / "keep").unlink()
-    until((tmp_path / "let go").exists, 30)
+    until((tmp_path / "let go").exists)
     assert kubelet.publish(DRIVER, "one", "a", {"name": "one"}).is_mount()
     kubelet.unpublish(DRIVER, "one", "a")
     assert (kubelet.mounted(), kubelet.node.status()["volumes"]) == ([], [])

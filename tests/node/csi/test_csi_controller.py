@@ -67,7 +67,7 @@ def test_a_volume_that_a_pod_has_is_not_deleted(kubelet: Any) -> None:
 @pytest.mark.programs("mkfs.ext4")
 def test_a_volume_says_on_which_node_it_is_and_kubelet_hears_the_same(kubelet: Any) -> None:
     (here,) = create(kubelet, "pvc-1").accessible_topology
-    told = kubelet.driver(LOOPFILE).NodeGetInfo(pb.NodeGetInfoRequest(), timeout=10)
+    told = kubelet.driver(LOOPFILE).NodeGetInfo(pb.NodeGetInfoRequest(), timeout=60)
     assert dict(here.segments) == dict(told.accessible_topology.segments) == {f"{LOOPFILE}/node": told.node_id}
 
 

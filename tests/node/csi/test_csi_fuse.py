@@ -42,7 +42,7 @@ def kubelet(start_kubelet: Callable[..., Any], source: Path) -> Iterator[Any]:
 
 def stats(kubelet: Any, path: Path) -> pb.NodeGetVolumeStatsResponse:
     request = pb.NodeGetVolumeStatsRequest(volume_id="files-1", volume_path=str(path))
-    answer: pb.NodeGetVolumeStatsResponse = kubelet.driver(DRIVER).NodeGetVolumeStats(request, timeout=20)
+    answer: pb.NodeGetVolumeStatsResponse = kubelet.driver(DRIVER).NodeGetVolumeStats(request, timeout=60)
     return answer
 
 

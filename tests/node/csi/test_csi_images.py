@@ -49,7 +49,7 @@ def test_pods_share_an_image_by_its_digest_and_each_writes_to_its_own_layer(kube
     assert (reader / "weights").read_text() == "weights"
     assert len([path for path in kubelet.mounted() if "staged" in path or "staging" in path]) == 1
     request = pb.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=str(writer))
-    usage = kubelet.driver(DRIVER).NodeGetVolumeStats(request, timeout=10).usage
+    usage = kubelet.driver(DRIVER).NodeGetVolumeStats(request, timeout=60).usage
     assert 0 < next(one.total for one in usage if one.unit == pb.VolumeUsage.BYTES) < 8 << 20
     for pod in ("a", "b"):
         kubelet.unpublish(DRIVER, handle, pod)

@@ -122,7 +122,7 @@ def test_a_call_has_a_deadline(short_path: Path, api: ResourceApi, place: Place)
 
 
 def test_pods_are_prepared_at_the_same_time(kubelet: DraKubelet, driver: ActedDriver, place: Place) -> None:
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=60)
 
     def answer(claim: pb.Claim) -> pb.NodePrepareResourceResponse:
         both.wait()  # each waits for the other one's call
@@ -302,7 +302,7 @@ def test_podresources_lists_all_devices_for_each_container_and_adds_up_their_nam
     socket = kubelet.root / "pod-resources" / "kubelet.sock"
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         stub = podresources_grpc.PodResourcesListerStub(channel)
-        listed = stub.List(podresources.ListPodResourcesRequest(), timeout=20)
+        listed = stub.List(podresources.ListPodResourcesRequest(), timeout=60)
     claims = listed.pod_resources[0].containers[0].dynamic_resources
     assert [(one.claim_namespace, one.claim_name) for one in claims] == [("default", "one")]
     found = [(one.device_name, one.share_id, len(one.cdi_devices)) for one in claims[0].claim_resources]

@@ -100,7 +100,7 @@ def test_an_extender_that_nobody_claims_is_told_with_those_that_there_are(make_n
 
 
 def ask(node: ScratchNode, method: str, path: str, body: bytes = b"{}") -> tuple[int, str]:
-    connection = http.client.HTTPConnection(urlsplit(address(node)).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urlsplit(address(node)).netloc, timeout=60)
     try:
         connection.request(method, path, body)
         answer = connection.getresponse()

@@ -52,7 +52,7 @@ def trusting(files: Path, client: str = "") -> ssl.SSLContext:
 def serial(node: ScratchNode, files: Path) -> object:
     host, _, port = address(node).rpartition("/")[2].rpartition(":")
     with (
-        socket.create_connection((host, int(port)), timeout=10) as plain,
+        socket.create_connection((host, int(port)), timeout=60) as plain,
         trusting(files).wrap_socket(plain, server_hostname=host) as encrypted,
     ):
         return (encrypted.getpeercert() or {})["serialNumber"]

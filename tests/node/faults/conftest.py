@@ -115,7 +115,7 @@ class Node:
         """The run folder of a plugin, where it leaves its notes."""
         return self.scratch.paths.run / "plugins" / plugin
 
-    def until(self, condition: Callable[[], object], seconds: float = 20.0) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
         until(condition, seconds, lambda: self.scratch.log[-3000:])
 
     def descriptors(self) -> int:

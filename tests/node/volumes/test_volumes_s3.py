@@ -43,7 +43,7 @@ class Store:
 
     def ask(self, method: str, path: str) -> bytes:
         request = urllib.request.Request(f"{self.url}/{path}", method=method, headers={"Authorization": OWNER})
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             content: bytes = answer.read()
             return content
 

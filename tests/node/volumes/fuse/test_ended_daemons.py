@@ -65,7 +65,7 @@ def test_a_daemon_that_is_killed_at_any_step_of_a_start_leaves_nothing_after_the
         plugin.volume_unstage(VolumeUnstage(driver=DRIVER, volume_id=VolumeId("x"), staging_path=str(staging)))
         assert [one.target for one in mounts() if Path(one.target).is_relative_to(area)] == []
         assert list(folder.glob("*/volumes/*")) == []
-        until(lambda: not any(str(folder).encode() in seen(one) for one in Path("/proc").glob("[0-9]*/environ")), 10)
+        until(lambda: not any(str(folder).encode() in seen(one) for one in Path("/proc").glob("[0-9]*/environ")))
         staging.rmdir()
 
     words = [str(folder), str(source / "data"), str(staging)]
