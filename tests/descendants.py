@@ -3,20 +3,20 @@
 import os
 import socket
 import struct
-from contextlib import suppress
 
 _NETLINK_CONNECTOR, _CN_IDX_PROC, _CN_VAL_PROC = 11, 1, 1
 _NLMSG_DONE, _LISTEN, _SO_RCVBUFFORCE = 3, 1, 33
 _HEADER = struct.Struct("=IHHIIIIIIHH")  # nlmsghdr and cn_msg
 _EVENT = struct.Struct("=IIQ")  # what, cpu, time
 _FORK = struct.Struct("=4i")  # of parent and child the thread's and the process's id
-_WHAT_NONE, _WHAT_FORK = 0, 1
+_EXEC = struct.Struct("=2i")
+_WHAT_NONE, _WHAT_FORK, _WHAT_EXEC = 0, 1, 2
 _BUFFER = 64 << 20
 _ANSWER = 5.0
 
 
 class Descendants:
-    """The ids of this process and of all that it has started from now on, also of those that have ended.
+    """Who, of all processes of the machine, was started by this one, since this was made.
 
     Needs the network namespace and the process namespace of the machine while it is made.
 
@@ -25,7 +25,7 @@ class Descendants:
     """
 
     def __init__(self) -> None:
-        self._ids = {os.getpid()}
+        self._lineage = Lineage(os.getpid())
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_CONNECTOR)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
         self._socket.bind((0, _CN_IDX_PROC))
@@ -37,34 +37,60 @@ class Descendants:
             pass
         self._socket.setblocking(False)
 
-    def ids(self) -> frozenset[int]:
-        """Return them; an id that the kernel has given to somebody else since then is not among them."""
-        with suppress(BlockingIOError):
-            while True:
-                with suppress(_Lost):
-                    self._take(self._receive())
-        return frozenset(self._ids)
+    def executing(self) -> frozenset[int]:
+        """Return the ids of descendants that have executed something since the last call.
 
-    def _receive(self) -> bytes:
-        try:
-            return self._socket.recv(4096)
-        except BlockingIOError:
-            raise
-        except OSError as error:  # more came than the buffer holds
-            raise _Lost from error
+        An id that somebody else had in that time as well is left out, and so is everything if events were lost.
+        """
+        lost = False
+        while True:
+            try:
+                self._take(self._socket.recv(4096))
+            except BlockingIOError:
+                return self._lineage.executing(lost=lost)
+            except OSError:  # more came than the buffer holds
+                lost = True
 
     def _take(self, message: bytes) -> None:
         what, _, _ = _EVENT.unpack_from(message, _HEADER.size)
-        if what != _WHAT_FORK:
-            return
-        _, parent, thread, child = _FORK.unpack_from(message, _HEADER.size + _EVENT.size)
-        if thread != child:
-            return
-        if parent in self._ids:
-            self._ids.add(child)
+        place = _HEADER.size + _EVENT.size
+        if what == _WHAT_FORK:
+            _, parent, thread, child = _FORK.unpack_from(message, place)
+            if thread == child:
+                self._lineage.forked(parent, child)
+        elif what == _WHAT_EXEC:
+            self._lineage.executed(_EXEC.unpack_from(message, place)[1])
+
+
+class Lineage:
+    """Which ids belong to a process and its descendants, as forks and executions come.
+
+    Args:
+        pid: of the process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._ours = {pid}
+        self._executed_by_us: set[int] = set()
+        self._executed_by_others: set[int] = set()
+
+    def forked(self, parent: int, child: int) -> None:
+        """Take in a new process, whose id another one may have had."""
+        if parent in self._ours:
+            self._ours.add(child)
         else:
-            self._ids.discard(child)
+            self._ours.discard(child)
 
+    def executed(self, pid: int) -> None:
+        """Take in that a process executes a program."""
+        (self._executed_by_us if pid in self._ours else self._executed_by_others).add(pid)
 
-class _Lost(Exception):
-    """Some events are lost."""
+    def executing(self, *, lost: bool = False) -> frozenset[int]:
+        """Return the ids of descendants that have executed something since the last call, and nobody else's.
+
+        Args:
+            lost: some events did not come.
+        """
+        found = frozenset() if lost else frozenset(self._executed_by_us - self._executed_by_others)
+        self._executed_by_us, self._executed_by_others = set(), set()
+        return found

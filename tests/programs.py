@@ -51,6 +51,7 @@ PACKAGES: Mapping[str, str] = {
     "ip6tables": "iptables",
     "iptables": "iptables",
     "iptables-legacy": "iptables",
+    "kill": "procps",
     "kubectl": "kubernetes-client",
     "losetup": "mount",
     "lsblk": "util-linux",
@@ -83,7 +84,7 @@ PACKAGES: Mapping[str, str] = {
 }
 """Debian's packages of the programs that tests declare."""
 _WORDS = (
-    "bash cat chgrp chmod chown cp cut date dd dirname echo env expand expr false find grep head hostname id "
+    "base64 bash cat chgrp chmod chown cp cut date dd dirname echo env expand expr false find grep head hostname id "
     "install gzip ld.so ldd ln ls mkdir mkfifo mktemp mv nice nohup printf pwd readlink realpath rm rmdir "
     "sed sh sha256sum sleep sort stat sync tail tar tee test timeout touch tr true truncate tty uname "
     "uniq wc which xargs yes"
@@ -193,7 +194,7 @@ class Programs:
         if self._executions is None:
             return set()
         seen = list(self._executions.drain())
-        own = self._descendants.ids() if self._descendants is not None else {pid for pid, _ in seen}
+        own = self._descendants.executing() if self._descendants is not None else {pid for pid, _ in seen}
         return {_files()[file] for pid, file in seen if pid in own and file in _files()} - _base()
 
     def _note(self, item: pytest.Item, declared: set[str], executed: set[str]) -> None:
@@ -236,6 +237,20 @@ def need(*names: str) -> None:
         pytest.skip(f"needs {', '.join(missing)}: apt-get install {' '.join(packages)}")
 
 
+def may_execute(*names: str) -> None:
+    """Declare programs that something executes where they are, and does without elsewhere: nothing is skipped.
+
+    Args:
+        names: programs in `PACKAGES`.
+    """
+    need(*(name for name in names if path_of(name) is not None))
+
+
+def need_command(words: Sequence[str]) -> None:
+    """Declare the program of a command line, unless every machine has it."""
+    need(*PACKAGES.keys() & {words[0]})
+
+
 def hide(names: Sequence[str]) -> None:
     """Take programs out of every folder of PATH and of the system, in this process's mount namespace.
 
@@ -271,7 +286,7 @@ def _identity(path: str | Path) -> Identity:
 
 def canonical(path: str | Path) -> str:
     """Return one name of a program that has several."""
-    return _files()[_identity(path)]
+    return _files().get(_identity(path), os.path.realpath(path))
 
 
 @cache
@@ -280,7 +295,8 @@ def _files() -> Mapping[Identity, str]:
     found: dict[Identity, str] = {}
     for path in (path for folder in _FOLDERS for path in Path(folder).iterdir()):
         with suppress(OSError):  # a link to nothing
-            found[_identity(path)] = os.path.realpath(path)
+            if str((real := path.resolve()).parent) in _FOLDERS:
+                found[_identity(real)] = str(real)
     return found
 
 

@@ -88,7 +88,7 @@ def prove(driver: MockNvml, tmp_path: Path) -> Callable[..., Proved]:
     """Run one stage on the machine with the stand-ins, by the command itself: it ends whatever descends from it."""
 
     def run(number: int, *options: str) -> Proved:
-        need("git", *(["unshare"] if number in OWN_MOUNTS else []))  # the report names the commit
+        need("git", *(["mount", "unshare"] if number in OWN_MOUNTS else []))  # the report names the commit
         out = tmp_path / "report"
         places = [
             "--driver-root",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import grpc
+from tests.programs import may_execute
 from tests.real.consumers.cri import Cri
 from tests.real.consumers.ending import end
 from tests.real.consumers.private_node import ENV, PrivateNode
@@ -180,6 +181,7 @@ class Containerd:
         Raises:
             PluginError: it did not answer in time; the message carries the end of its log.
         """
+        may_execute("mkfs.erofs")  # to know which snapshots it can make
         # It hands its environment and its working directory to every plugin.
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(

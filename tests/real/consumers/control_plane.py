@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.programs import need_command
 from tests.real.consumers.ending import end
 from tests.real.consumers.private_node import ENV, PrivateNode
 
@@ -201,6 +202,7 @@ class ControlPlane:
         self._api.wait()
 
     def _spawn(self, name: str, *command: str) -> "subprocess.Popen[bytes]":
+        need_command(command)
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 self.node.command(*command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENV, cwd="/"

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
+from tests.programs import need_command
 from tests.real.consumers.hard_wired import HardWired
 
 from nodeplug.contract.errors import PluginError
@@ -148,6 +149,7 @@ class PrivateNode:
         Raises:
             PluginError: it failed.
         """
+        need_command(arguments)
         done = subprocess.run(
             self.command(*arguments), env=ENV, cwd="/", capture_output=True, text=True, timeout=60, check=False
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import pytest
+from tests.programs import need_command
 
 from nodeplug.testing.inventory import cgroups_of, make_cgroup
 from nodeplug.testing.waiting import PATIENCE
@@ -74,6 +75,7 @@ class Systemd:
 
     def ask(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command inside."""
+        need_command(command)
         inside = ["nsenter", "-t", str(self._manager), "-m", "-p", "-n", "-u", "-C", "--"]
         return subprocess.run([*inside, *command], capture_output=True, text=True, check=False)
 
