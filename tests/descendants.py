@@ -3,6 +3,7 @@
 import os
 import socket
 import struct
+import time
 
 _NETLINK_CONNECTOR, _CN_IDX_PROC, _CN_VAL_PROC = 11, 1, 1
 _NLMSG_DONE, _LISTEN, _SO_RCVBUFFORCE = 3, 1, 33
@@ -12,7 +13,7 @@ _FORK = struct.Struct("=4i")  # of parent and child the thread's and the process
 _EXEC = struct.Struct("=2i")
 _WHAT_NONE, _WHAT_FORK, _WHAT_EXEC = 0, 1, 2
 _BUFFER = 64 << 20
-_ANSWER = 5.0
+_ANSWER = 1.0
 
 
 class Descendants:
@@ -27,15 +28,25 @@ class Descendants:
     def __init__(self) -> None:
         self._lineage = Lineage(os.getpid())
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_CONNECTOR)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
-        self._socket.bind((0, _CN_IDX_PROC))
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+            self._socket.bind((0, _CN_IDX_PROC))
+            self._listen()
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+
+    def _listen(self) -> None:
+        """Ask for events, and wait for the answer: in a container there is none, though others may have events sent."""
         length = _HEADER.size + 4
         header = _HEADER.pack(length, _NLMSG_DONE, 0, 0, 0, _CN_IDX_PROC, _CN_VAL_PROC, 0, 0, 4, 0)
         self._socket.send(header + struct.pack("=I", _LISTEN))
-        self._socket.settimeout(_ANSWER)  # it answers nothing where it does not tell
+        self._socket.settimeout(_ANSWER)
+        end = time.monotonic() + _ANSWER
         while self._socket.recv(4096)[_HEADER.size :][:4] != struct.pack("=I", _WHAT_NONE):
-            pass
-        self._socket.setblocking(False)
+            if time.monotonic() > end:
+                raise TimeoutError("the connector for process events does not answer")
 
     def executing(self) -> frozenset[int]:
         """Return the ids of descendants that have executed something since the last call.
