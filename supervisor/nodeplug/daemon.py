@@ -20,6 +20,7 @@ from nodeplug.config.watch import watch
 from nodeplug.contract.errors import InvalidRequest, PluginError, TryAgain, clip
 from nodeplug.contract.netns import Netns
 from nodeplug.csi import drivers as csi
+from nodeplug.device import pollers
 from nodeplug.device.resources import Resources
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.exec.server import ExecServer
@@ -117,6 +118,10 @@ class Daemon:
         inherited = await self._take_over(self._predecessor) if self._predecessor is not None else None
         await parts.folders.make(parts.spool.prepare)
         parts.disk.watch()
+        async with pollers.hold():
+            return await self._listen(inherited)
+
+    async def _listen(self, inherited: socket.socket | None) -> int:
         # Listening comes first: it refuses to run next to another daemon, and early callers wait in the backlog.
         if inherited is None:
             await self._server.start()

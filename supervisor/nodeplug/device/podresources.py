@@ -26,7 +26,6 @@ from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import NotReady, PluginError, TryAgain
 from nodeplug.contract.journal import write_durably
 from nodeplug.contract.values import DeviceId, DeviceReleased, Holding, ResourceName
-from nodeplug.device import pollers
 from nodeplug.device.checkpoint import LedgerEntry, Unlisted, read_ledger
 from nodeplug.device.holders import ClaimUsers, Holder, Holdings, by_resource, joined
 from nodeplug.hosting.call import Call
@@ -252,15 +251,14 @@ class PodResources:
         """Look until cancelled. Never fails on its own."""
         await self._recall()
         try:
-            async with pollers.hold():
-                while True:
-                    self._asked.clear()  # before the look: what is asked during it needs another one
-                    try:
-                        await self.look()
-                    except Exception:
-                        LOG.exception("a look at podresources failed")
-                    pause = self.interval * 2.0 ** min(self._failures, 10)
-                    await self._pause(min(pause, max(_LONGEST_PAUSE, self.interval)))
+            while True:
+                self._asked.clear()  # before the look: what is asked during it needs another one
+                try:
+                    await self.look()
+                except Exception:
+                    LOG.exception("a look at podresources failed")
+                pause = self.interval * 2.0 ** min(self._failures, 10)
+                await self._pause(min(pause, max(_LONGEST_PAUSE, self.interval)))
         finally:
             await self._remember(self._seen)  # the end may have come while the last look was being written
 

@@ -5,6 +5,7 @@ import asyncio
 import json
 import stat
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,11 +161,12 @@ def test_empty_answer_of_allocate_rejects_the_pod(root: Path, run: Run) -> None:
 
 def test_ended_resource_is_removed_after_the_grace(minimal: "Minimal", root: Path, run: Run) -> None:
     async def story() -> None:
-        async with Kubelet(root, grace=0.3) as kubelet:
+        async with Kubelet(root, grace=3600) as kubelet:
             async with serve_devices(minimal, kubelet, root):
                 await kubelet.until_allocatable(RESOURCE, 4)
             await kubelet.until_allocatable(RESOURCE, 0)
             assert kubelet.capacity(RESOURCE) == 4
+            kubelet._plugins.timeouts = replace(kubelet._plugins.timeouts, grace=0.1)
             await kubelet.until(lambda: kubelet.capacity(RESOURCE) == 0)
             assert RESOURCE not in kubelet.resources
 
