@@ -17,7 +17,7 @@ _ANSWER = 1.0
 
 
 class Descendants:
-    """Who, of all processes of the machine, was started by this one, since this was made.
+    """The processes that this one has started, directly or not, since this object was made.
 
     Needs the network namespace and the process namespace of the machine while it is made.
 

@@ -2,8 +2,7 @@
 
 A test or fixture declares programs by `need`, a module or test also by the mark `programs`. As root, fanotify(7)
 reports what the processes of a test execute, in whatever namespaces, and a test fails that executes a program which it
-has not declared.
-Programs are those of the system's folders: the same name may be another program elsewhere on PATH.
+has not declared. Programs are those of the system's folders: the same name may be another program elsewhere on PATH.
 
 `pytest --without NAME,...` hides programs from the tests. `--programs FILE` records what each test declares and
 executes.

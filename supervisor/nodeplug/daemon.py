@@ -122,6 +122,7 @@ class Daemon:
             return await self._listen(inherited)
 
     async def _listen(self, inherited: socket.socket | None) -> int:
+        """Listen, serve until the end, and return the exit status."""
         # Listening comes first: it refuses to run next to another daemon, and early callers wait in the backlog.
         if inherited is None:
             await self._server.start()

@@ -265,7 +265,7 @@ class Registration:
             await self._wait(min(self.poll, self.watchdog))
 
     def _find_disconnection(self, server: ResourceServer, streamed: bool, idle: float, there: bool) -> _Loss | None:
-        """Return a loss if kubelet seems to have disconnected because an earlier stream ended, else None.
+        """Return why the registration is lost, if kubelet closed it when an earlier stream ended, else None.
 
         It then ends the stream that it has just opened, or opens none. Either may have another reason: a list that it
         cannot take, so the number is limited; or a busy node, so the second is concluded once. Of a kubelet that is not

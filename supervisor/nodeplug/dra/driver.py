@@ -193,18 +193,18 @@ class Driver:
         return wanted
 
     async def listed(self, pool: str) -> None:
-        """Wait for the first list of a pool. Return at once if none is on its way, and at last when it takes long.
+        """Wait until a pool has been listed once, for at most 15 s. Return at once if no first list is pending.
 
-        A daemon that has just begun to serve is asked for claims of what the former one has published.
+        kubelet asks a daemon that has just started for claims of the slices that the former daemon has published.
         """
         end = time.monotonic() + _PATIENCE
-        while self._is_awaited(pool):
+        while self._is_pending(pool):
             if time.monotonic() > end:
                 return
             await asyncio.sleep(_TURN)
 
-    def _is_awaited(self, pool: str) -> bool:
-        """Whether a pool may be listed soon, and was not yet: its plugin starts, or is asked for its first list."""
+    def _is_pending(self, pool: str) -> bool:
+        """Whether the first list of a pool is pending: the plugin starts, or its first `device_list` has not ended."""
         if not self.known:
             return True
         found = [one for name, (one, _) in self._listings.items() if names.pool_name(self.node, name) == pool]

@@ -46,7 +46,7 @@ class Preparation:
         pools: those that are listed, by name.
         claim: gets a claim from the API server.
         elsewhere: the ids of a resource that containers hold which kubelet's device plugins got.
-        listed: waits for the first list of a pool, by name, if one is on its way.
+        listed: waits for the first list of a pool, by name, if that is pending.
         settled: waits until it is known what these are since claims may have the resource; raises NotReady.
         freed: is called when a claim has given ids of a resource back.
         awaited: whether the section has a plugin that is not loaded at present.

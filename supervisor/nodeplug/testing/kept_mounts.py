@@ -1,4 +1,4 @@
-"""Makes every mount of this mount namespace private, and executes a program. The caller must have made the namespace.
+"""Makes every mount in the current mount namespace private, then executes a program. The caller creates the namespace.
 
 It is no part of `namespaces`: the package imports that module, and Python warns if `-m` executes it as well.
 """

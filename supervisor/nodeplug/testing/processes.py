@@ -103,7 +103,9 @@ def demand(task: Path) -> int:
 
 
 def is_runnable(pid: int) -> bool:
-    """Tell whether a thread runs or waits for a processor now; the kernel counts such a wait when it has ended.
+    """Tell whether a thread of a process is running or runnable (state R).
+
+    schedstat counts a wait for a processor only after the wait has ended.
 
     Raises:
         OSError: the process has ended.

@@ -167,9 +167,9 @@ def test_what_callers_gave_up_is_not_done_when_the_daemon_goes_on(
     server.stop()
     driver = road.flex_script(tmp_path, "driver")
     with ThreadPoolExecutor() as callers:
-        callers.submit(lambda: subprocess.run([driver, "unmount", "/t"], capture_output=True, check=False))
-        for verb in ("ADD", "DEL"):
-            callers.submit(road.call, "test", env(verb), CONFIG)
+        calls = [callers.submit(road.call, "test", env(verb), CONFIG) for verb in ("ADD", "DEL")]
+        subprocess.run([driver, "unmount", "/t"], capture_output=True, check=False)
+    assert [call.result().status for call in calls] == [1, 0]
     server.go_on()
     assert road.call("test", env("ADD", CNI_CONTAINERID="c2"), CONFIG).status == 0
     server.process.send_signal(signal.SIGTERM)

@@ -25,7 +25,7 @@ _ALONE: Final[tuple[Isolation, ...]] = ("process",)
 _WINDOW: Final = 0.5
 _WINDOWS: Final = 10
 _LONGEST_WINDOW: Final = 5.0
-"""Seconds of a window in which a thread waits for a processor each time that one looks, on a busy machine."""
+"""Seconds after which a window ends although a thread was runnable at each sample."""
 _BUSY: Final = 0.5
 _MIB: Final = 1 << 20
 _HANDLED: Final[Mapping[Isolation, frozenset[signal.Signals]]] = {

@@ -22,7 +22,7 @@ BURST: Final = 10
 
 @dataclass(slots=True)
 class RateLimit:
-    """A token bucket that holds at most BURST calls and gains QPS calls each second.
+    """A token bucket: QPS tokens are added each second, up to BURST; each call takes one.
 
     Attributes:
         clock: returns seconds.
