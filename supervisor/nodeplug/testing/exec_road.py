@@ -22,6 +22,7 @@ from nodeplug.cni.spool import Spool
 from nodeplug.exec.server import ExecServer, Handler
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.install.atomic import temporary_in, write_new
 from nodeplug.install.native import SOURCE, compile_one
 from nodeplug.install.scripts import Scripts, find_scripts, led_by, program_name
 from nodeplug.process.turns import TurnLoop
@@ -112,11 +113,9 @@ class ExecRoad:
             compiled = _compiled(flex, socket, spool, self.source, _text(self.source))
             program = path.with_name(program_name(compiled))
             if not program.exists():
-                program.write_bytes(compiled)
-                program.chmod(0o755)
+                _install(program, compiled)
             text = led_by(text, program)
-        path.write_bytes(text)
-        path.chmod(0o755)
+        _install(path, text)
 
     def start(self, *, replay: bool = False) -> Self:
         """Serve; with `replay` spooled DELs are replayed too.
@@ -170,6 +169,13 @@ class ExecRoad:
             [str(self.script(name))], input=stdin, capture_output=True, env=env, timeout=_PATIENCE, check=False
         )
         return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def _install(path: Path, program: bytes) -> None:
+    """Put an executable in its place in one step, because another thread may execute it at any time."""
+    temporary = temporary_in(path.parent)
+    write_new(temporary, program, 0o755)
+    temporary.rename(path)
 
 
 def _text(source: Path | None) -> bytes:

@@ -1,9 +1,13 @@
-"""What the scripts alone can do: fail for a defect of their own. The rest of them is tested with the compiled twins."""
+"""What the scripts alone can do: fail for a defect of their own. The rest of them is tested with the compiled twins.
+
+Also how the road installs its entrypoints: when several callers need the same one at once, each finds it whole.
+"""
 
 import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,3 +43,11 @@ def test_a_defect_of_the_driver_is_a_failure_without_a_traceback(defective: Exec
     done = subprocess.run([defective.flex_script(tmp_path, "driver"), "mount"], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout) == {"status": "Failure", "message": "the nodeplug entrypoint failed"}
+
+
+def test_calls_at_once_find_an_entrypoint_that_is_whole(road: ExecRoad, env: Callable[..., dict[str, str]]) -> None:
+    with ThreadPoolExecutor(8) as callers:
+        for number in range(4):
+            name = f"claim{number}"
+            calls = [callers.submit(road.call, name, env("VERSION"), b"{}") for _ in range(8)]
+            assert [call.result().status for call in calls] == [0] * 8
