@@ -2,20 +2,22 @@
 
 import re
 import socket
+import subprocess
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.node.outside import HOST
+from tests.programs import need
 
 from nodeplug import CniResult, Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.bridge.plugin import Bridge
 from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.portmap.plugin import Portmap
+from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
 from nodeplug_net.portmap.table import PortTable
 
 STREAM, DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
@@ -146,3 +148,36 @@ def _answer(listener: socket.socket, kind: int, name: bytes) -> None:
             with connection, suppress(OSError):
                 connection.recv(100)
                 connection.send(name + b" " + peer[0].removeprefix("::ffff:").encode())
+
+
+def nft(lab: Lab, *words: str) -> str:
+    need("nft", "nsenter")
+    command = ["nsenter", f"--net={lab.scratch.host_netns.path}", "nft", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@contextmanager
+def listening(lab: Lab, port: int, kind: int = STREAM) -> Iterator[socket.socket]:
+    def bind() -> socket.socket:
+        made = socket.socket(socket.AF_INET, kind)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind(("0.0.0.0", port))
+            if kind == STREAM:
+                made.listen()
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    with lab.scratch.on_host(bind) as made:
+        yield made
+
+
+@contextmanager
+def restarted(lab: Lab) -> Iterator[Portmap]:
+    """The plugin of the next daemon on the same host."""
+    again = Portmap(PortmapConfig(), lab.scratch.host)
+    lab.scratch.on_host(again.start)
+    yield again
+    again.stop()
