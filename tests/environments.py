@@ -131,6 +131,7 @@ def pack_acme(folder: Path, version: str) -> None:
         needs=["nodeplug", f"acme_library=={version}"],
         acme=(ACME / "acme.py").read_text(),
         acme_guest=(ACME / "worker_guest.py").read_text(),
+        guest_faults=(ACME / "guest_faults.py").read_text(),
         cut_frames=(ACME / "cut_frames.py").read_text(),
         acme_broken="raise LookupError('there is no card')\n",
     )

@@ -147,7 +147,7 @@ class Row:
 
     Attributes:
         what: what it does, in the words of the page.
-        how: the name of that in `worker_guest`.
+        how: the name of that in `guest_faults`.
         thread: what becomes of it as a thread, in the words of the page, and who checks it.
         process: the same in a process.
         section: more keys of its section; those of limits are for a process.
