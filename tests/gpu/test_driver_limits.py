@@ -108,7 +108,7 @@ def test_nobody_is_asked_about_limits_where_none_are_wanted(limits: Any, watch: 
 def test_a_limit_call_that_hangs_is_answered_and_costs_that_card_alone(
     limits: Any, watch: Callable[..., Any], cgroups: Any
 ) -> None:
-    watched = watch(limits, cgroups=cgroups.root, hang_after=0.5)
+    watched = watch(limits, cgroups=cgroups.root, hang_after=1.0)
     watched.running()
     limits.hang(SET)
     answer = watched.driver.limit(FIRST, cgroups.make(), GIB, PATIENCE)

@@ -48,7 +48,7 @@ class RunningProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            env=_environment(path),
             cwd="/",
             bufsize=0,
         )
@@ -189,3 +189,9 @@ class RunningProcess:
         if status < 0:
             return f"the driver process was ended by {signal.Signals(-status).name}"
         return f"the driver process ended with exit status {status}"
+
+
+def _environment(path: str) -> dict[str, str]:
+    """Return the variables of this process, some of which other plugins may delete meanwhile, with a PYTHONPATH."""
+    own = {name: value for name in tuple(os.environ) if (value := os.environ.get(name)) is not None}
+    return own | {"PYTHONPATH": path}

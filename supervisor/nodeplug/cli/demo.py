@@ -32,6 +32,7 @@ from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod
 from nodeplug.install.scripts import find_scripts
+from nodeplug.process.environment import copy_environment
 from nodeplug.testing import (
     AdmissionError,
     CniRuntime,
@@ -77,7 +78,7 @@ def _start_again_inside() -> int:
     if probe.returncode:
         raise NotReady(f"root cannot make namespaces here: {probe.stderr.strip()}")
     command = [*inside, sys.executable, "-m", "nodeplug", "demo"]
-    return subprocess.run(command, env={**os.environ, _INSIDE: "1"}, check=False).returncode
+    return subprocess.run(command, env={**copy_environment(), _INSIDE: "1"}, check=False).returncode
 
 
 def _play(screen: Console) -> int:
@@ -190,7 +191,7 @@ class _Story:
             told.append(f"after its probation kubelet has {before} healthy units again")
 
     def _picture(self, node: ScratchNode) -> None:
-        env = {**os.environ, "FORCE_COLOR": "1"} if self.console.is_terminal else None
+        env = {**copy_environment(), "FORCE_COLOR": "1"} if self.console.is_terminal else None
         done = subprocess.run(node.command("gpu"), capture_output=True, text=True, check=False, env=env)
         self.console.print(Text.from_ansi(f"\n$ nodeplug gpu\n{done.stdout}{done.stderr}"))
         done.check_returncode()

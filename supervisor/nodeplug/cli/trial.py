@@ -26,6 +26,7 @@ from nodeplug.contract.values import Pod, Secrets
 from nodeplug.fields import write_quantity
 from nodeplug.loading.discovery import find
 from nodeplug.loading.examination import unmarked
+from nodeplug.process.environment import copy_environment
 from nodeplug.testing import (
     AdmissionError,
     BlockingKubelet,
@@ -100,7 +101,7 @@ class Trial:
             if inside:  # then a plugin's mounts and links end with the command
                 return subprocess.run(
                     [*inside, sys.executable, "-m", "nodeplug", *sys.argv[1:]],
-                    env={**os.environ, _INSIDE: "1"},
+                    env={**copy_environment(), _INSIDE: "1"},
                     check=False,
                 ).returncode
         ways = isolations(self.isolation) if self.isolation else (None,)

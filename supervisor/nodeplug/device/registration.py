@@ -235,7 +235,7 @@ class Registration:
         if self.mode == "register":
             self._accepted(server)
         idle_since = streaming_since = time.monotonic()
-        streamed = False
+        opened = 0
         while True:
             seen = await self._see(server)  # before the streams: one may open meanwhile
             now = time.monotonic()
@@ -243,16 +243,17 @@ class Registration:
                 self._take_verdict(server)
                 idle_since = now  # the plugin watcher listens after it has accepted
             if server.streams.open:
-                idle_since, self._silent_since, streamed = now, None, True
+                idle_since, self._silent_since = now, None
                 if now - streaming_since >= self.watchdog:
                     self._retry.succeeded()
             else:
-                await self._sweep_watched(has_ended=streamed and self._silent_since is None)
+                await self._sweep_watched(has_ended=server.streams.opened > opened)
+                opened = server.streams.opened
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
             idle = now - idle_since
             loss = self._loss(identity, seen, idle)
             there = seen is not None and seen[0] == identity
-            loss = loss or self._find_disconnection(server, streamed, idle, there)
+            loss = loss or self._find_disconnection(server, idle, there)
             if loss is not None:
                 if server.streams.open and not loss.kubelets:
                     self.hurry(self.watchdog)  # kubelet may disconnect the next server when this stream ends
@@ -264,7 +265,7 @@ class Registration:
                 return loss.at_once
             await self._wait(min(self.poll, self.watchdog))
 
-    def _find_disconnection(self, server: ResourceServer, streamed: bool, idle: float, there: bool) -> _Loss | None:
+    def _find_disconnection(self, server: ResourceServer, idle: float, there: bool) -> _Loss | None:
         """Return why the registration is lost, if kubelet closed it when an earlier stream ended, else None.
 
         It then ends the stream that it has just opened, or opens none. Either may have another reason: a list that it
@@ -273,6 +274,7 @@ class Registration:
         """
         if server.streams.open or not self.registered or not there or time.monotonic() >= self._hurried_until:
             return None
+        streamed = server.streams.opened > 0  # also if it ended before anybody looked
         if self._disconnections >= (_MOST_DISCONNECTIONS if streamed else 1) or not (streamed or idle >= _SILENCE):
             return None
         self._disconnections += 1

@@ -55,11 +55,14 @@ class Streams:
 
     Attributes:
         changed: called after each change.
+        open: how many are open.
+        opened: how many were opened since the server started.
         idle: set while none is open.
     """
 
     changed: Callable[[], None]
     open: int = 0
+    opened: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -68,6 +71,7 @@ class Streams:
     def enter(self) -> None:
         """Count a stream."""
         self.open += 1
+        self.opened += 1
         self.idle.clear()
         self.changed()
 

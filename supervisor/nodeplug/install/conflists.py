@@ -8,7 +8,6 @@ every ADD, and so does a plugin that does not know the version.
 """
 
 import json
-import os
 import subprocess
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from nodeplug.config import Paths
 from nodeplug.install import runtimes
 from nodeplug.install.needs import configurations
 from nodeplug.install.ownership import is_our_entrypoint, our_list
+from nodeplug.process.environment import copy_environment
 
 Wanted = Literal["auto", "file", "1.0.0", "1.1.0"]
 """Which version to install a list in: the one the runtime supports, the file's own, or this one."""
@@ -72,7 +72,7 @@ def _knows(program: Path) -> bool:
         done = subprocess.run(
             [program],
             input=b'{"cniVersion":"1.1.0"}',
-            env={**os.environ, "CNI_COMMAND": "VERSION", "CNI_PATH": str(program.parent)},
+            env={**copy_environment(), "CNI_COMMAND": "VERSION", "CNI_PATH": str(program.parent)},
             capture_output=True,
             timeout=_TIMEOUT,
             check=False,

@@ -8,7 +8,6 @@ Refuses: the configuration: sections are shown to the administrator, and asked a
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any, Final
 from nodeplug.config import PluginSection
 from nodeplug.contract.errors import Exhausted, InvalidRequest, NotFound, PluginError, TryAgain
 from nodeplug.contract.mounts import mounts
+from nodeplug.process.environment import copy_environment
 from nodeplug.release import own_version
 
 PLACE: Final = Path("/opt/nodeplug-plugins")
@@ -180,7 +180,7 @@ def _run(command: list[str], what: str) -> None:
 
 def _surroundings() -> dict[str, str]:
     """Return an environment in which no package but those of the new environment can be found."""
-    return {name: text for name, text in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
+    return {name: text for name, text in copy_environment().items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
 
 
 def _examined(fresh: Path, folder: Path, wanted: Wanted, group: str) -> Environment:

@@ -22,6 +22,7 @@ from nodeplug.contract.errors import NotFound, PluginError
 from nodeplug.contract.journal import write_durably
 from nodeplug.install.ownership import content
 from nodeplug.install.scripts import find_scripts, is_ours
+from nodeplug.process.environment import copy_environment
 
 SOURCE: Final = "nodeplug-entrypoint.c"
 FREESTANDING: Final = "nodeplug-freestanding.h"
@@ -112,7 +113,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
     The compiler's children (cc1, as) inherit its pipes: if only the compiler were killed, we would still wait for them.
     """
-    environment = {**os.environ, "LC_ALL": "C"}
+    environment = {**copy_environment(), "LC_ALL": "C"}
     try:
         with subprocess.Popen(
             command,

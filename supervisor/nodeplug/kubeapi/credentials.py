@@ -20,6 +20,7 @@ from typing import Any, Final
 from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import InvalidRequest, PluginError, TryAgain
 from nodeplug.kubeapi.access import IN_POD, Access, ExecPlugin, Material, in_pod, read_kubeconfig
+from nodeplug.process.environment import copy_environment
 from nodeplug.process.lane import Lane
 
 AGE: Final = 30.0
@@ -210,7 +211,7 @@ def _ask(plugin: ExecPlugin, source: str) -> _Printed:
     """Run a program for its credentials; what it writes on stderr goes to ours, as kubectl does it."""
     info: dict[str, Any] = {"interactive": False} | ({"cluster": plugin.cluster} if plugin.cluster is not None else {})
     asked = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": info}
-    env = {**os.environ, **plugin.env, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
+    env = {**copy_environment(), **plugin.env, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
     program = plugin.command[0]
     try:
         done = subprocess.run(

@@ -33,6 +33,7 @@ from typing import Any, Final, Self
 from nodeplug.contract.errors import PluginError, TryAgain, clip
 from nodeplug.descriptors import receive
 from nodeplug.process.aside import aside
+from nodeplug.process.environment import copy_environment
 from nodeplug.process.execution import DESCRIPTOR, execute, refusal
 
 OPTION: Final = "--succeed"
@@ -95,7 +96,7 @@ class Successor:
         try:
             python = [sys.executable, "-P", "-m"]
             command = [*python, "nodeplug.process.adoption", *python, "nodeplug", *arguments, OPTION, str(DESCRIPTOR)]
-            environment = {name: value for name, value in os.environ.items() if name not in _ITS_OWN}
+            environment = {name: value for name, value in copy_environment().items() if name not in _ITS_OWN}
             starter = execute(command, environment, theirs.fileno())
             theirs.close()
             await _ended(starter, patience)

@@ -20,6 +20,7 @@ from pyroute2 import IPRoute
 
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.netns import Netns
+from nodeplug.process.environment import copy_environment
 from nodeplug.testing import forked
 from nodeplug.testing.dra.resource_api import ResourceApi
 from nodeplug.testing.folders import remove, unmount_below
@@ -79,7 +80,7 @@ class NodeRig:
         self.scratch = scratch_of(folder)
         self.scratch.mkdir(parents=True)
         self.env: Mapping[str, str] = {
-            **os.environ,
+            **copy_environment(),
             "PYTHONPATH": os.pathsep.join(python_path or forked.search_path()),
         }
         self.untouched = Inventory(frozenset())

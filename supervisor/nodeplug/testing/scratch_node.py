@@ -22,6 +22,7 @@ from nodeplug.config import Configuration, Paths, load
 from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.contract.plugin_class import GROUP
 from nodeplug.exec.client import ask
+from nodeplug.process.environment import copy_environment
 from nodeplug.testing import forked, namespaces
 from nodeplug.testing.isolation import Isolation, isolated
 
@@ -90,7 +91,7 @@ class ScratchNode:
         self.log_path = root / "daemon.log"
         self._within = list(within) if beside is None else [*within, *namespaces.entering(beside)]
         self._beside = beside
-        self._env = {**os.environ, **(env or {})}
+        self._env = {**copy_environment(), **(env or {})}
         self._fork = fork and not within
         # Who forks has imported what these variables say; one for a single command would take longer than that command.
         self._fork_commands = not within and (fork or not any(name.startswith("PYTHON") for name in env or ()))

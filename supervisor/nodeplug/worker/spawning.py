@@ -21,6 +21,7 @@ from typing import Final
 from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import TryAgain
 from nodeplug.loading.classes import PluginRefused
+from nodeplug.process.environment import copy_environment
 from nodeplug.process.execution import DESCRIPTOR, execute, refusal
 from nodeplug.worker.shortage import end_first
 from nodeplug.worker.wire import VERSION
@@ -110,11 +111,12 @@ def _launcher(privileges: Privileges, entrances: Sequence[Path], *, apart: bool)
 
 def _spawn(arguments: list[str], control: int, privileges: Privileges, *, apart: bool) -> int:
     left = _NOT_INHERITED | _OF_THIS_PYTHON
-    environment = {name: value for name, value in os.environ.items() if name not in left}
+    own = copy_environment()
+    environment = {name: value for name, value in own.items() if name not in left}
     if privileges.user is not None:
         environment |= {"HOME": privileges.home, "USER": privileges.name, "LOGNAME": privileges.name}
     if not apart:
-        environment |= {name: os.environ[name] for name in _OF_THIS_PYTHON & os.environ.keys()}
+        environment |= {name: own[name] for name in _OF_THIS_PYTHON & own.keys()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     program = str(_HERE / "entering.py") if apart else os.devnull
     pid = execute(arguments, environment, control, stdin=program, session=True)

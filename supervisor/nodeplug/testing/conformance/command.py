@@ -17,6 +17,7 @@ from typing import Any, Final
 from nodeplug.config import Configuration, PluginSection, load, load_drop_in
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.mounts import mount
+from nodeplug.process.environment import copy_environment
 from nodeplug.testing import namespaces
 from nodeplug.testing.conformance import conformance
 from nodeplug.testing.conformance.report import STYLES, Finding, Report
@@ -82,7 +83,7 @@ def verify(asked: Asked) -> int:
         raise Misuse(str(error)) from None
     if os.geteuid() == 0 and not os.environ.get(_INSIDE):
         command = [*namespaces.command(network=False), sys.executable, "-m", "nodeplug", *sys.argv[1:]]
-        return subprocess.run(command, env={**os.environ, _INSIDE: "1"}, check=False).returncode
+        return subprocess.run(command, env={**copy_environment(), _INSIDE: "1"}, check=False).returncode
     if os.environ.get(_INSIDE):
         _empty_folders()
     try:

@@ -19,6 +19,7 @@ from nodeplug.contract.mounts import mounted_at, unmount
 from nodeplug.contract.values import Pod, Secrets
 from nodeplug.flex import commands as cmd
 from nodeplug.flex.commands import Command, VolumeOptions, verb_of
+from nodeplug.process.environment import copy_environment
 from nodeplug.testing.flex_caller.answers import FlexFailure, FlexNotSupported, judge, parse, read_capabilities
 from nodeplug.testing.flex_caller.argv import encode_argv
 from nodeplug.testing.flex_caller.defaults import Backoff, bind_device, mount_device, own
@@ -70,7 +71,7 @@ class FlexCaller:
     kubelet_root: Path
     driver: str
     node: str = "node-1"
-    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    env: Mapping[str, str] = field(default_factory=copy_environment)
     timeout: float | None = None
     calls: list[tuple[str, ...]] = field(default_factory=list)
     old_arguments: bool = False
