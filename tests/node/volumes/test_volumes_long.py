@@ -77,10 +77,10 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tools]:
     monkeypatch.setattr(filesystem, "_LOOK_EVERY", 0.05)
     made = Tools(folder)
     yield made
-    made.release()
     for pid in [pid for name in ("e2fsck", "mkfs.ext4", "resize2fs", "xfs_growfs") for pid in made.pids(name)]:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+    made.release()
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_how_a_long_check_failed_is_told_to_the_next_call(
         repeated(lambda: stage(plugin, area))
 
 
-@pytest.mark.programs("mkfs.ext4")
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
 def test_the_log_tells_how_far_a_long_check_is(
     tools: Tools,
     start: Callable[..., LoopFile],
