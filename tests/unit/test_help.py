@@ -91,3 +91,10 @@ def test_each_example_can_be_copied_as_one_line_or_from_a_paragraph_of_its_own(n
 @pytest.mark.parametrize("option", ["--network", "--conflist"])
 def test_try_and_verify_call_a_network_the_same(option: str) -> None:
     assert all(option in words(shown(command).replace(",", " ")) for command in ("try", "verify"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_flag_is_given_unless_somebody_gives_it(name: str) -> None:
+    flags = [param for param in named(name).get_params(CONTEXT) if getattr(param, "is_flag", False)]
+    # `--x/--no-x` may be either; what a single name switches on is off.
+    assert [flag.name for flag in flags if not flag.secondary_opts and flag.default] == []
