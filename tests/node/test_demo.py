@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.programs import need
 
+from nodeplug.cli import demo
 from nodeplug.testing import namespaces
 from nodeplug.testing.waiting import until
 
@@ -57,6 +58,21 @@ def test_addresses_of_the_machine_s_own_networks_are_not_its_business(other_user
     inside = [*namespaces.command(network=False), "/bin/sh", "-c", private, "sh"]
     done = play(*inside, *other_user.prefix, other_user.python, env=other_user.env)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.programs("unshare")
+def test_it_plays_in_a_network_and_with_mounts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[list[str]] = []
+
+    def execute(command: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        executed.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", execute)
+    assert demo.run() == 0
+    probe, command = executed
+    assert {"--net", "--mount"} <= set(command) & set(probe)
+    assert command[-3:] == ["-m", "nodeplug", "demo"]
 
 
 @pytest.mark.whole
