@@ -133,6 +133,23 @@ def test_a_card_that_is_stored_as_a_whole_although_the_trial_was_right_is_taken_
         during(story)
 
 
+def test_a_cluster_that_does_not_share_gets_no_card_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeplug.dra.publication._UNSHARED", 0.5)
+
+    async def story(publication: Publication) -> None:
+        while "DRAConsumableCapacity" not in publication.trouble_of("a.nodeplug.io"):
+            await asyncio.sleep(0.02)
+        assert api.slices() == []
+        api.lacks = frozenset()
+        while not api.slices() or publication.trouble_of("a.nodeplug.io"):
+            await asyncio.sleep(0.02)
+
+    with ResourceApi(NODE, lacks={"DRAConsumableCapacity"}) as api, published(api, tmp_path, "a") as during:
+        during(story)
+
+
 def test_what_is_wanted_is_written_once(tmp_path: Path) -> None:
     async def story(_: Publication) -> None:
         while not api.slices():
