@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.programs import need
 
+from nodeplug import NotReady
 from nodeplug.cli import demo
 from nodeplug.testing import namespaces
 from nodeplug.testing.waiting import until
@@ -73,6 +74,18 @@ def test_it_plays_in_a_network_and_with_mounts_of_its_own(monkeypatch: pytest.Mo
     probe, command = executed
     assert {"--net", "--mount"} <= set(command) & set(probe)
     assert command[-3:] == ["-m", "nodeplug", "demo"]
+
+
+@pytest.mark.programs("unshare")
+@pytest.mark.parametrize(
+    ("user", "said"), [(0, "root cannot make namespaces here: no"), (1000, "run the demo as root")]
+)
+def test_without_namespaces_it_says_what_to_do(user: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = subprocess.CompletedProcess([], 1, "", "no\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: refused)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with pytest.raises(NotReady, match=said):
+        demo.run()
 
 
 @pytest.mark.whole

@@ -173,6 +173,18 @@ def test_a_volume_that_no_step_has_removed_is_not_made_again(
             asyncio.run(first_step())
 
 
+def test_a_volume_is_done_when_its_last_step_is_written_down(tmp_path: Path) -> None:
+    saved = records.save(tmp_path, volume(), as_csi(volume(), "loopfile.nodeplug", "data"), {})
+    there, back = (Exchange(None, saved, back) for back in (False, True))  # type: ignore[arg-type]
+    for step in MADE[:-1]:
+        saved.step(step)
+    assert (there.is_done, back.is_done) == (False, False)
+    saved.step("done")
+    assert (there.is_done, back.is_done) == (True, False)
+    saved.step("undo-done")
+    assert back.is_done
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 2, "before": {}, "after": {}, "claim": {}}'])
 def test_a_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "saved.json").write_text(text)
