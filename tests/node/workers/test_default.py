@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.node.workers.conftest import children
 
 if TYPE_CHECKING:
     from tests.node.workers.conftest import Guests
@@ -53,16 +52,5 @@ def test_a_class_that_asks_for_something_else_is_refused(play: Play) -> None:
         assert guests.state() == "refused"
         reason = guests.lifecycle.registry.slots["guest"].reason
         assert reason.startswith("plugin class Odd of module worker_guest asks for isolation 'container'; there are")
-
-    play(story)
-
-
-def test_a_plugin_that_claims_what_another_has_leaves_no_process(play: Play) -> None:
-    async def story(guests: "Guests") -> None:
-        before = children()
-        await guests.apply(guest=guests.section())
-        await guests.apply(guest=guests.section(), other=guests.section())
-        assert guests.state("other") == "refused"
-        await guests.until(lambda: children() - before == {guests.pid()})
 
     play(story)

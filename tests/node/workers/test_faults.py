@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.node.workers.conftest import children
 from tests.suites import divided
 
 import nodeplug as n
@@ -180,6 +181,19 @@ def test_a_process_that_ends_while_its_section_changes_does_not_bring_the_former
             await asyncio.sleep(1)  # longer than a restart takes: nothing may happen any more
             await guests.until(lambda: guests.state() == "running")
             assert guests.lifecycle.registry.slots["guest"].instance.section.config["name"] == "later"
+
+    play(story)
+
+
+@pytest.mark.parametrize("uses", ["worker_guest:Guest", "worker_guest:Unprepared"])
+def test_a_new_section_whose_start_fails_leaves_the_process_of_the_former_one_alone(uses: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        before = children()
+        await guests.apply(guest=guests.section(uses))
+        await guests.apply(guest=guests.section(uses, at="start", how="raises"))
+        await guests.until(lambda: guests.lifecycle.registry.slots["guest"].rejected)
+        await guests.until(lambda: guests.state() == "running" and children() - before == {guests.pid()})
+        await guests.call("device_list")
 
     play(story)
 

@@ -266,6 +266,12 @@ class Odd(Guest):
     isolation = "container"
 
 
+class Unprepared(Guest):
+    """Has nothing to prepare."""
+
+    prepare = None  # type: ignore[assignment]
+
+
 class Policy(Guest):
     """Wraps what it does not own."""
 
