@@ -132,7 +132,10 @@ def test_stop_without_start_and_a_second_stop_succeed(stage: Stage) -> None:
     assert own_threads() == set()
 
 
-def test_a_card_that_two_entries_choose_refuses_the_start_with_both(stage: Stage) -> None:
+def test_a_card_that_two_entries_choose_refuses_the_start_with_both_and_without_waiting(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeplug_gpu.plugin._START_TIMEOUT", 3600.0)
     with pytest.raises(InvalidRequest, match=f"{WHOLE} and {MEM} would both advertise GPU-0000"):
         stage.plugin(CHOSEN_TWICE).start()
     assert own_threads() == set()
