@@ -3,14 +3,16 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeplug import Journal, NotReady, bind, unmount
+from nodeplug import Journal, NotReady, PluginError, bind, mount, unmount
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.ipam.host_local import HostLocal, HostLocalConfig
+from nodeplug_net.ipam.store import Store
 
 NETWORK = {
     "cniVersion": "1.1.0",
@@ -212,3 +214,19 @@ def test_status_tells_of_a_read_only_disk(scratch: ScratchCni, plugin: HostLocal
     read_only()
     with pytest.raises(NotReady, match=f"{folder}, where addresses are reserved, is read-only"):
         scratch.status(plugin, NETWORK)
+
+
+def test_an_address_is_free_again_when_the_disk_has_no_room_for_its_owner(tmp_path: Path) -> None:
+    address = ip_address("10.88.0.2")
+    mount("full", str(tmp_path), "tmpfs", options=["size=4k"])
+    try:
+        (tmp_path / "filling").write_bytes(b"x" * 4096)
+        store = Store(tmp_path)
+        with store.locked(create=True):
+            with pytest.raises(PluginError, match=r"cannot reserve 10\.88\.0\.2: .*No space left on device"):
+                store.reserve(address, ("c1", "eth0"))
+            assert (store.owners(), (tmp_path / "10.88.0.2").exists()) == ([], False)
+            (tmp_path / "filling").unlink()
+            assert store.reserve(address, ("c1", "eth0"))
+    finally:
+        unmount(str(tmp_path), lazy=True)
