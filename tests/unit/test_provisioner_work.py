@@ -69,3 +69,27 @@ def test_a_failure_is_told_once_as_long_as_it_is_the_same(monkeypatch: pytest.Mo
 
     during(life)
     assert said == ["no room", "the disk fails"]
+
+
+def test_what_was_done_is_told_and_what_failed_is_not() -> None:
+    done, fails = asyncio.Event(), [True]
+
+    async def work() -> None:
+        if fails.pop():
+            raise PluginError("no room")
+
+    async def told(_: PluginError) -> None:
+        pass
+
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as group:
+            works = Work(group, asyncio.Event(), done)
+            works.begin("one", work, told)
+            while not works.problems:
+                await asyncio.sleep(0)
+            assert not done.is_set()
+            fails.append(False)
+            works.begin("two", work, told)
+            await done.wait()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))

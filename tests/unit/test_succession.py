@@ -1,6 +1,7 @@
 """What one daemon leaves to the next, over the socket between the two."""
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -72,6 +73,30 @@ def test_what_comes_in_several_messages_is_kept_to_the_last() -> None:
         await until_empty(kept)
 
     asyncio.run(scenario())
+
+
+def test_sockets_for_which_there_is_no_room_are_not_adopted() -> None:
+    """The kernel leaves out the descriptors that a process may not have (unix(7))."""
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        adopted: list[tuple[str, str]] = []
+
+        def adopt(section: str, name: str, descriptor: int) -> None:
+            os.close(descriptor)
+            adopted.append((section, name))
+
+        names = [["one", "first"], ["one", "second"]]
+        with ours, socket.socket() as kept, socket.socket() as listener:
+            socket.send_fds(ours, [json.dumps({"word": "sockets", "names": names}).encode()], [kept.fileno()])
+            socket.send_fds(ours, [json.dumps({"word": "yours"}).encode()], [listener.fileno()])
+            predecessor = Predecessor(theirs.detach())
+            (await predecessor.succeed(adopt)).close()
+            ours.shutdown(socket.SHUT_WR)
+            await predecessor.end(Kept())
+        assert adopted == [("one", "first")]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def frame(kind: int, size: int = 0) -> bytes:

@@ -81,9 +81,16 @@ def test_a_disk_that_cannot_share_takes_no_snapshot_under_a_pod(node: Node) -> N
     assert node.snapshot("a", "s") == "s"
 
 
-@pytest.mark.parametrize("source", [{"source": "none"}, {"snapshot": "none"}, {"source": "../etc"}])
-def test_a_source_that_is_not_here_is_not_found(node: Node, source: dict[str, Any]) -> None:
-    with pytest.raises(NotFound, match="may be on another node"):
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ({"source": "none"}, "volume 'none'"),
+        ({"snapshot": "none"}, "snapshot 'none'"),
+        ({"source": "../etc"}, r"volume '\.\./etc'"),
+    ],
+)
+def test_a_source_that_is_not_here_is_not_found(node: Node, source: dict[str, Any], what: str) -> None:
+    with pytest.raises(NotFound, match=f"there is no {what} here to copy; it may be on another node"):
         node.create("b", **source)
     assert node.files == []
 

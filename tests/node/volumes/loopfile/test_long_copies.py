@@ -100,6 +100,20 @@ def test_the_end_of_the_plugin_waits_for_a_copy(
     assert "b.img" in node.files
 
 
+@pytest.mark.programs("e2fsck", "mkfs.ext4")
+def test_a_copy_that_does_not_end_keeps_the_plugin_for_a_while_alone(
+    node: Node, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create("a")
+    with pytest.raises(TryAgain, match="a is being copied to b"):
+        node.create("b", source="a")
+    monkeypatch.setattr(copying, "_ENDS_WITHIN", 0.1)
+    ending = threading.Thread(target=node.plugin.stop, daemon=True)
+    ending.start()
+    ending.join(60)
+    assert (ending.is_alive(), held.is_set()) == (False, False)
+
+
 @pytest.mark.whole
 @pytest.mark.programs("e2fsck")
 def test_a_snapshot_that_takes_long_asks_for_its_room_once(tmp_path: Path, make: Make, held: threading.Event) -> None:
