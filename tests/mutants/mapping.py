@@ -19,7 +19,7 @@ from tests.mutants.mutations import functions
 SUITES: Final[Mapping[str, str]] = {"quick": "quick", "rest": "not quick and not soak and not matrix"}
 """What pytest's `-m` is given."""
 EXECUTED_AS_FILES: Final = frozenset(
-    {"entering.py", "launch.py", "launching.py", "standby.py", "hook.py", "own_hook.py"}
+    {"entering.py", "fork_server.py", "launch.py", "launching.py", "standby.py", "hook.py", "own_hook.py"}
 )
 """Run from their source, by whatever Python; nothing tells which tests do."""
 _LEFT_OUT: Final = ("supervisor/nodeplug/pb/", "supervisor/pytest_nodeplug.py")
