@@ -192,6 +192,6 @@ class RunningProcess:
 
 
 def _environment(path: str) -> dict[str, str]:
-    """Return the variables of this process, some of which other plugins may delete meanwhile, with a PYTHONPATH."""
+    """Return a copy of `os.environ` with another PYTHONPATH; `dict` fails if a thread deletes a variable meanwhile."""
     own = {name: value for name in tuple(os.environ) if (value := os.environ.get(name)) is not None}
     return own | {"PYTHONPATH": path}

@@ -1,12 +1,12 @@
-"""The environment variables of this process, for those that it starts."""
+"""The environment of child processes: a copy of that of this process."""
 
 import os
 
 
 def copy_environment() -> dict[str, str]:
-    """Return the variables with their values.
+    """Return a copy of `os.environ`, without the variables that another thread deletes meanwhile.
 
-    A plugin in a thread may set and delete some at any time. `dict(os.environ)` raises KeyError for one that is deleted
-    after the names were read; here it is left out.
+    Plugins in threads may set and delete variables at any time. `dict(os.environ)` raises KeyError for one that is
+    deleted after the names were read.
     """
     return {name: value for name in tuple(os.environ) if (value := os.environ.get(name)) is not None}

@@ -224,7 +224,7 @@ def test_a_plugin_that_blocks_is_quarantined_and_the_others_serve(blocked: Any) 
 # --- many at once -----------------------------------------------------------------------------------------------
 
 
-# 200 interpreters at once leave the daemon of a busy machine no processor for the ten seconds that they wait.
+# On a busy machine 200 interpreters that start at once can starve the daemon for the 10 s that an entrypoint waits.
 @pytest.mark.parametrize(
     ("entrypoints", "count"),
     [("script", 40), pytest.param("native", 200, marks=[pytest.mark.whole, pytest.mark.programs(*COMPILER)])],

@@ -186,7 +186,7 @@ def test_a_process_that_ends_while_its_section_changes_does_not_bring_the_former
 
 
 @pytest.mark.parametrize("uses", ["worker_guest:Guest", "worker_guest:Unprepared"])
-def test_a_new_section_whose_start_fails_leaves_the_process_of_the_former_one_alone(uses: str, play: Play) -> None:
+def test_a_new_section_whose_start_fails_leaves_no_process_of_its_own(uses: str, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         before = children()
         await guests.apply(guest=guests.section(uses))

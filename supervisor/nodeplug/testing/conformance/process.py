@@ -25,7 +25,7 @@ _ALONE: Final[tuple[Isolation, ...]] = ("process",)
 _WINDOW: Final = 0.5
 _WINDOWS: Final = 10
 _LONGEST_WINDOW: Final = 5.0
-"""Seconds after which a window ends although a thread was runnable at each sample."""
+"""Seconds at most: a window goes on for as long as a thread is runnable at its end."""
 _BUSY: Final = 0.5
 _MIB: Final = 1 << 20
 _HANDLED: Final[Mapping[Isolation, frozenset[signal.Signals]]] = {

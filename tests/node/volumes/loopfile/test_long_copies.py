@@ -101,7 +101,7 @@ def test_the_end_of_the_plugin_waits_for_a_copy(
 
 
 @pytest.mark.programs("e2fsck", "mkfs.ext4")
-def test_a_copy_that_does_not_end_keeps_the_plugin_for_a_while_alone(
+def test_the_end_of_the_plugin_waits_only_for_a_while_for_a_copy_that_does_not_end(
     node: Node, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.create("a")
