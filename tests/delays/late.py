@@ -1,8 +1,8 @@
 """Random delays, as on a machine that has too much to do.
 
-A thread begins late, a program starts late, an event loop takes its next turn late, and a test goes on late after a
-wait. `tests/delays/__main__.py` lets every Python execute this file as it starts, so it imports little, and changes
-other modules only after their import.
+A thread begins late, a program starts late, an event loop takes its next turn late, a test goes on late after a wait,
+and a network namespace that a test closes ends late. `tests/delays/__main__.py` lets every Python execute this file as
+it starts, so it imports little, and changes other modules only after their import.
 """
 
 import os
@@ -16,7 +16,7 @@ from types import ModuleType
 _CHANCE = 0.2
 _OF_A_TURN = 0.01
 """An event loop takes many turns for one request."""
-_LATE, _TURN, _AFTER_A_WAIT = 0.2, 0.1, 0.4
+_LATE, _TURN, _AFTER_A_WAIT, _NAMESPACE = 0.2, 0.1, 0.4, 2.0
 """Seconds at most. Tests wait several times as long for what they wait for."""
 
 _sleep = time.sleep  # a test may replace the module's
@@ -70,12 +70,26 @@ def _after_a_wait_for_kubelet(module: ModuleType) -> None:
     module.Kubelet.until = until
 
 
+def _namespaces(module: ModuleType) -> None:
+    """Let the kit's sandboxes end late, as the kernel does: it removes the links of a namespace some time later."""
+    close = module.Sandbox.close
+
+    def late(sandbox: object) -> None:
+        if _random() < _CHANCE:
+            held = os.dup(sandbox.netns.fd)  # type: ignore[attr-defined]
+            threading.Timer(_random() * _NAMESPACE, os.close, [held]).start()
+        close(sandbox)
+
+    module.Sandbox.close = late
+
+
 class _AfterImport(PathFinder):
     """Changes modules after their import."""
 
     changes: Mapping[str, Callable[[ModuleType], None]] = {
         "subprocess": _programs,
         "asyncio.base_events": _turns,
+        "nodeplug.testing.sandbox": _namespaces,
         "nodeplug.testing.waiting": _after_a_wait,
         "nodeplug.testing.kubelet.stand_in": _after_a_wait_for_kubelet,
     }
