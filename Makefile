@@ -53,7 +53,7 @@ quick: $(STAMP)
 rest: $(STAMP)
 	NODEPLUG_EXAMPLES=many $(PYTEST) -m "whole or consumers or hypothesis and quick"
 
-delayed: $(STAMP) ## Run the quick suite while threads, programs and event loops are late at random, to find tests that rely on an order of events
+delayed: $(STAMP) ## Run the quick suite while threads, programs, event loops and ends of namespaces are late at random, to find tests that rely on an order of events
 	$(RUN)/python -m tests.delays -n $(WORKERS) --dist loadgroup --durations 10 -m quick
 
 soak: $(STAMP) ## Run long lives, and what costs most of what other suites test in another way: hours (none chosen is no failure)

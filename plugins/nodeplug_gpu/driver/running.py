@@ -192,6 +192,9 @@ class RunningProcess:
 
 
 def _environment(path: str) -> dict[str, str]:
-    """Return a copy of `os.environ` with another PYTHONPATH; `dict` fails if a thread deletes a variable meanwhile."""
+    """Return a copy of `os.environ` with a PYTHONPATH.
+
+    `dict(os.environ)` raises KeyError if another thread deletes a variable during the copy.
+    """
     own = {name: value for name in tuple(os.environ) if (value := os.environ.get(name)) is not None}
     return own | {"PYTHONPATH": path}

@@ -47,7 +47,7 @@ _AGAIN: Final = 10.0
 """Seconds between two tries to find the API server."""
 _PAUSE: Final = 0.05
 FIRST_LOOK: Final = 5.0
-"""Seconds at most that a request waits until a daemon that has just started has read its kubeconfig."""
+"""Longest time in seconds that a request waits for the kubeconfig to be read after the start of the daemon."""
 _LAST_REQUESTS: Final = 2.0
 """Seconds in which requests that have begun are to end, when the daemon ends."""
 _REPEATED: Final = frozenset({server.PREPARE, server.UNPREPARE})

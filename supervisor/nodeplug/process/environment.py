@@ -1,10 +1,10 @@
-"""The environment of child processes: a copy of that of this process."""
+"""A copy of the environment variables, for the processes that the daemon starts."""
 
 import os
 
 
 def copy_environment() -> dict[str, str]:
-    """Return a copy of `os.environ`, without the variables that another thread deletes meanwhile.
+    """Return a copy of `os.environ`. It lacks a variable that another thread deletes during the copy.
 
     Plugins in threads may set and delete variables at any time. `dict(os.environ)` raises KeyError for one that is
     deleted after the names were read.

@@ -172,7 +172,7 @@ class ExecRoad:
 
 
 def _install(path: Path, program: bytes) -> None:
-    """Install an executable by one rename, because another thread may execute it at any time."""
+    """Write an executable to a temporary file and rename it, because another thread may execute `path` at any time."""
     temporary = temporary_in(path.parent)
     write_new(temporary, program, 0o755)
     temporary.rename(path)

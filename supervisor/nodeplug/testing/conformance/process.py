@@ -25,7 +25,7 @@ _ALONE: Final[tuple[Isolation, ...]] = ("process",)
 _WINDOW: Final = 0.5
 _WINDOWS: Final = 10
 _LONGEST_WINDOW: Final = 5.0
-"""Seconds at most: a window goes on for as long as a thread is runnable at its end."""
+"""Longest window in seconds. A window is extended while a thread is runnable."""
 _BUSY: Final = 0.5
 _MIB: Final = 1 << 20
 _HANDLED: Final[Mapping[Isolation, frozenset[signal.Signals]]] = {
