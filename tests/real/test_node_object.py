@@ -265,15 +265,10 @@ def test_a_config_map_that_an_administrator_has_written_is_left_to_them(run: Run
 
 # --- events
 
-EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
-
 
 def told(cluster: ControlPlane, name: str) -> list[dict[str, Any]]:
     """The events of a Node that are ours; controllers tell something of it too, in their own time."""
-    found = cluster.call("GET", EVENTS)["items"]
-    return [
-        one for one in found if (one["regarding"]["name"], one["reportingController"]) == (name, "nodeplug.io/node")
-    ]
+    return [one for one in cluster.events(name) if one["reportingController"] == "nodeplug.io/node"]
 
 
 async def until(events: Events, requests: Requests, holds: Callable[[], bool]) -> None:
@@ -313,7 +308,16 @@ def test_an_event_that_happens_again_is_one_with_a_count(run: Run, cluster: Cont
     assert datetime.fromisoformat(found["eventTime"]) <= datetime.now(UTC)
 
 
+def tell_of_no_name(cluster: ControlPlane) -> None:
+    """Write an event as an API server does that could not create the ServiceCIDR of its own."""
+    told = {"metadata": {"name": "about-no-name"}, "regarding": {"namespace": "default"}, "type": "Warning"}
+    why = {"reason": "Refused", "action": "Create", "eventTime": "2026-01-01T00:00:00.000000Z"}
+    source = {"reportingController": "x", "reportingInstance": "x"}
+    cluster.call("POST", "/apis/events.k8s.io/v1/namespaces/default/events", told | why | source)
+
+
 def test_an_event_about_the_node_is_where_kubectl_looks_for_it(run: Run, cluster: ControlPlane) -> None:
+    tell_of_no_name(cluster)
     events = Events("here")
     events.add(Happening(Subject("Node", "here", "", "here"), "DevicesNotAllocated", "Allocate", "x" * 3000))
     run(lambda requests: until(events, requests, lambda: events.waiting == 0))

@@ -52,8 +52,7 @@ class Published:
         return self.free is not None and [str(one) for one in self.free.pods] == list(pods)
 
     def events(self, name: str) -> list[tuple[str, str]]:
-        found = self.control.call("GET", "/apis/events.k8s.io/v1/events")["items"]
-        return [(one["reason"], one["note"]) for one in found if one["regarding"]["name"] == name]
+        return [(one["reason"], one["note"]) for one in self.control.events(name)]
 
     def put(self, name: str) -> str:
         """Create a pod on this node, and return its uid."""

@@ -66,5 +66,4 @@ def phase(plane: ControlPlane, name: str) -> str:
 
 def events(plane: ControlPlane, about: str) -> list[str]:
     """Return what events say of an object."""
-    found = plane.call("GET", "/api/v1/namespaces/default/events")["items"]
-    return [f"{one['reason']}: {one['message']}" for one in found if one["involvedObject"]["name"] == about]
+    return [f"{one['reason']}: {one['note']}" for one in plane.events(about)]

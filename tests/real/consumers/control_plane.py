@@ -273,6 +273,10 @@ class ControlPlane:
         """
         return dict(self.call("GET", f"/api/v1/namespaces/default/pods/{name}"))
 
+    def events(self, about: str) -> list[Object]:
+        """Return the events about objects of a name: the API server and controllers write some about no name, too."""
+        return list(self.call("GET", f"/apis/events.k8s.io/v1/events?fieldSelector=regarding.name%3D{about}")["items"])
+
     def place(self, name: str) -> str:
         """Return the node of a pod; empty while it waits, and "gone" once it was evicted."""
         try:
