@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, get_type_hints
 
 from nodeplug.contract.errors import TryAgain
 from nodeplug.worker.encoding import has_request, read_answer, read_error, write_request
-from nodeplug.worker.wire import Broken, Channel, Closed, Message
+from nodeplug.worker.wire import Broken, Channel, Closed, Message, NoDescriptorLeft
 
 _REPLIES: Final = frozenset({"answer", "error", "stray"})
 """What ends a request; anything else is a request of the plugin's own."""
@@ -32,8 +32,8 @@ class Process(Protocol):
     def left(self, what: str) -> TryAgain:
         """Return the error of a call whose channel is closed. May wait."""
 
-    def broken(self, error: Broken, what: str) -> TryAgain:
-        """End the process, and return the error of the call in which it broke the wire. May wait."""
+    def given_up(self, why: str, what: str) -> TryAgain:
+        """End the process, and return the error of the call for which that was necessary. May wait."""
 
 
 class Conversation:
@@ -84,7 +84,7 @@ class Conversation:
                 raise read_error(reply)
             return read_answer(self._what, reply)
         except Broken as error:
-            raise self._process.broken(error, self._what) from None
+            raise self._process.given_up(_broken(error), self._what) from None
         finally:
             reply.close()
 
@@ -107,15 +107,22 @@ class Conversation:
                 finally:
                     answer.close()
             usable = True
+        except NoDescriptorLeft as error:
+            why = f"the daemon could not read its answer: {error}; raise LimitNOFILE of the daemon's unit"
+            failure = partial(self._process.given_up, why, self._what)
         except Closed:
             failure = partial(self._process.left, self._what)
         except Broken as error:
-            failure = partial(self._process.broken, error, self._what)
+            failure = partial(self._process.given_up, _broken(error), self._what)
         finally:
             self._process.leave(self._channel, usable=usable)
         if not usable:
             raise failure() from None
         return message
+
+
+def _broken(error: Broken) -> str:
+    return f"it broke the wire: {error}"
 
 
 def hook_call(hook: str, request: object, request_id: str, name: str) -> Message:

@@ -50,7 +50,7 @@ class Door:
         """Ask the daemon, and wait for its answer.
 
         Raises:
-            TryAgain: the daemon has gone.
+            TryAgain: the daemon has gone, or may open no more files.
             PluginError, OSError: what the daemon's own `Host` raised.
         """
         try:
@@ -62,7 +62,7 @@ class Door:
             finally:
                 channel.close()
         except Closed:
-            raise TryAgain("the daemon has ended, or is ending this process") from None
+            raise TryAgain("the daemon has ended, is ending this process or may open no more files") from None
 
     def _ask(self, channel: Channel, message: Message, *, first: bool) -> Message:
         channel.send(message, first=first)

@@ -8,6 +8,7 @@ import ctypes
 import errno
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -25,7 +26,16 @@ from nodeplug.loading.classes import Found, Misconfigured, Place, PluginRefused
 from nodeplug.loading.examination import Examined, construct
 from nodeplug.worker.encoding import has_request, prepare, read_request, write_answer, write_claims, write_error
 from nodeplug.worker.host import REQUEST, Door, ToDaemon, make_host
-from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message, of_another_release
+from nodeplug.worker.wire import (
+    VERSION,
+    Broken,
+    Channel,
+    Closed,
+    Control,
+    Message,
+    NoDescriptorLeft,
+    of_another_release,
+)
 
 LOG: Final = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
@@ -55,8 +65,17 @@ class Inside:
                     self._begin(channel)
                 except RuntimeError as error:
                     self._refuse(channel, error)
+        except NoDescriptorLeft as error:
+            self._end(error)
         except Closed:
             return
+
+    def _end(self, error: NoDescriptorLeft) -> None:
+        """Have the daemon end this process and start it again: it could take no call any more."""
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        text = f"{error}; it may open {most} (LimitNOFILE of the daemon's unit)"
+        with suppress(Closed):
+            self._control.send({"op": "refusal", "message": text})
 
     def _begin(self, channel: Channel) -> None:
         """Have a fresh thread wait for a call, so that no call waits for the start of one."""
@@ -74,6 +93,8 @@ class Inside:
         """Serve one call in this thread, and leave the channel to the next one."""
         try:
             message = channel.receive(first=True)
+        except NoDescriptorLeft as error:
+            return self._end(error)
         except Closed:
             channel.close()
             return None

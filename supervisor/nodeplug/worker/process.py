@@ -27,7 +27,16 @@ from nodeplug.worker.encoding import write_error
 from nodeplug.worker.limits import Limits
 from nodeplug.worker.shortage import SHORT
 from nodeplug.worker.spawning import spawn
-from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message, of_another_release
+from nodeplug.worker.wire import (
+    VERSION,
+    Broken,
+    Channel,
+    Closed,
+    Control,
+    Message,
+    NoDescriptorLeft,
+    of_another_release,
+)
 
 LOG: Final = logging.getLogger(__name__)
 _EXIT: Final = 2.0
@@ -213,9 +222,9 @@ class Worker:
             self._gone.wait(_EXIT)
         return TryAgain(f"the process of plugin {self.name!r} ended during {what}: {self.why}; ask again")
 
-    def broken(self, error: Broken, what: str) -> TryAgain:
-        """Kill the process, and return the error of the call in which it broke the wire. May wait."""
-        self.kill(f"it broke the wire: {error}")
+    def given_up(self, why: str, what: str) -> TryAgain:
+        """Kill the process, and return the error of the call for which that was necessary. May wait."""
+        self.kill(why)
         return self.left(what)
 
     # --- its life -------------------------------------------------------------------------------------------------
@@ -251,11 +260,7 @@ class Worker:
                 if self._wanted and time.monotonic() - self._wanted > LAST_CALLS:
                     self.kill(f"its calls did not end within {LAST_CALLS:g} s")
                 if self._control.fileno() in ready:
-                    message = self._control.receive()
-                    try:
-                        self._hear(message)
-                    finally:
-                        message.close()
+                    self._listen()
                 elif self._exit in ready:
                     break  # what it had sent is read; a child that it left may hold the socket
         except Closed:
@@ -266,6 +271,18 @@ class Worker:
             LOG.exception("the daemon cannot listen to the process of plugin %s", self.name)
             self.kill(f"the daemon cannot listen to it: {error}")
         self._bury()
+
+    def _listen(self) -> None:
+        """Hear one message."""
+        try:
+            message = self._control.receive()
+        except NoDescriptorLeft as error:  # the plugin's request fails with TryAgain
+            LOG.warning("a request of plugin %s: %s; raise LimitNOFILE of the daemon's unit", self.name, error)
+            return
+        try:
+            self._hear(message)
+        finally:
+            message.close()
 
     def _hear(self, message: Message) -> None:
         match message.op:

@@ -42,6 +42,7 @@ _SMALL: Final = 1 << 13
 """Bytes that are read at first; a message that has no more is small."""
 _CHUNK: Final = 1 << 18
 """Bytes that are read at once of one that has more: room that is not used costs time, too."""
+_LOST: Final = "no file descriptor was left for those of a message"
 _AWAKE: Final = 300e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
 """Seconds in which a thread looks for a message again and again before it sleeps: most turns of a conversation are
 shorter than it takes to wake an idle processor, at either end. Where there is one processor, the other end needs it."""
@@ -61,6 +62,10 @@ class Broken(Exception):
 
 class Closed(Exception):
     """The other end is gone, or this one was closed."""
+
+
+class NoDescriptorLeft(Closed):
+    """A message is lost: this process may open no more files, so it cannot take the descriptors of the message."""
 
 
 @dataclass(slots=True)
@@ -248,7 +253,8 @@ class Channel:
             self._forget()
             raise Broken(f"more than {_DESCRIPTORS} descriptors come with its message")
         if told & socket.MSG_CTRUNC:
-            data = b""  # no descriptor was left for those of the message; raise LimitNOFILE
+            self._forget()
+            raise NoDescriptorLeft(_LOST)
         if not data:
             self._forget()
             raise Closed("the other end is gone")
@@ -285,7 +291,13 @@ class Control:
             raise Closed(str(error)) from error
 
     def receive(self) -> Message:
-        """Wait for a datagram; raise Closed when the other end is gone, Broken for what is no message."""
+        """Wait for a datagram.
+
+        Raises:
+            NoDescriptorLeft: the datagram is lost, and the next one can be received.
+            Closed: the other end is gone.
+            Broken: it is no message.
+        """
         try:
             try:
                 data, descriptors, flags = receive(self._end, DATAGRAM, _DESCRIPTORS)
@@ -297,6 +309,8 @@ class Control:
             raise Closed("the other end is gone")
         message = Message({}, b"", descriptors)
         try:
+            if flags & socket.MSG_CTRUNC:
+                raise NoDescriptorLeft(_LOST)
             if flags & socket.MSG_TRUNC:
                 raise Broken(f"its datagram has more than {DATAGRAM} bytes")
             message.head = _read(data)

@@ -149,6 +149,27 @@ def _keep_descriptors(_: n.Host) -> None:
             time.sleep(0.001)
 
 
+def _ask_again_and_again(host: n.Host) -> None:
+    """Ask the daemon in a thread of the plugin's own; log the first refusal, and the first answer after it."""
+
+    def ask() -> None:
+        refused = False
+        while True:
+            time.sleep(0.01)
+            try:
+                host.journal.read("a")
+            except n.TryAgain as error:
+                if not refused:
+                    host.log.warning("it was refused: %s", error)
+                refused = True
+            else:
+                if refused:
+                    host.log.warning("it was answered again")
+                    return
+
+    threading.Thread(target=ask, daemon=True).start()
+
+
 def _ring(_: n.Host) -> None:
     """Have the kernel send SIGALRM, which nobody handles."""
     signal.setitimer(signal.ITIMER_REAL, 0.01)
@@ -194,6 +215,7 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     ),
     "closes descriptors": lambda _: os.closerange(0, 256),
     "keeps descriptors": _keep_descriptors,
+    "asks again and again": _ask_again_and_again,
     "rings": _ring,
     "is not allowed": lambda _: os.kill(1, 0),
     **cut_frames.WAYS,

@@ -1,0 +1,89 @@
+"""A plugin's process, or the daemon, may open no more files: who cannot take a message is told apart, and why."""
+
+import asyncio
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.own_descriptors import room_for_descriptors
+
+import nodeplug as n
+
+if TYPE_CHECKING:
+    from tests.node.workers.conftest import Guests
+
+Play = Callable[[Any], None]
+LOST = "no file descriptor was left for those of a message"
+MOST = 64
+pytestmark = pytest.mark.unprivileged
+
+
+def open_in(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+async def without_descriptors(guests: "Guests") -> "asyncio.Task[Any]":
+    """Begin a call in which the plugin opens what it may, and wait until it has."""
+    faulty = guests.section(at="device_list", how="keeps descriptors", once=str(guests.folder / "it was called"))
+    await guests.apply(guest=faulty)
+    resource.prlimit(guests.pid(), resource.RLIMIT_NOFILE, (MOST, MOST))
+    call = asyncio.create_task(guests.call("device_list"))
+    await guests.until(lambda: open_in(guests.pid()) == MOST)
+    return call
+
+
+def test_a_process_that_cannot_take_another_call_says_why_and_is_started_again(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        first = await without_descriptors(guests)
+        pid, why = guests.pid(), rf"ended during {{}}: {LOST}; it may open {MOST} \(LimitNOFILE of the daemon's unit\)"
+        with pytest.raises(n.TryAgain, match=why.format("device_allocate")):
+            await guests.call("device_allocate")
+        with pytest.raises(n.TryAgain, match=why.format("device_list")):
+            await first
+        await guests.until(lambda: guests.state() == "running" and guests.pid() != pid)
+        await guests.call("device_list")
+
+    play(story)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a call of CNI enters a namespace: needs root")
+def test_a_process_that_cannot_take_the_namespace_of_a_call_says_why(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section())
+        await guests.call("cni_status")  # its channel waits for the next call
+        resource.prlimit(guests.pid(), resource.RLIMIT_NOFILE, (3, 3))  # descriptors 0 to 2 are open
+        with pytest.raises(n.TryAgain, match=f"ended during cni_status: {LOST}; it may open 3 "):
+            await guests.call("cni_status")
+
+    play(story)
+
+
+def test_a_daemon_that_cannot_take_a_request_of_a_plugin_lets_its_process_live(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="start", how="asks again and again"))
+        pid = guests.pid()
+        with room_for_descriptors(0):
+            await guests.until(lambda: f"a request of plugin guest: {LOST}; raise LimitNOFILE" in caplog.text)
+        await guests.until(lambda: "it was answered again" in caplog.text)
+        assert "the daemon has ended, is ending this process or may open no more files" in caplog.text
+        await guests.call("device_list")
+        assert guests.pid() == pid
+
+    play(story)
+
+
+def test_a_daemon_that_cannot_take_an_answer_says_so_of_the_process_that_it_ends(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="device_list", how="hoards", once=str(guests.folder / "once")))
+        why = f"ended during device_list: the daemon could not read its answer: {LOST}; raise LimitNOFILE"
+        with room_for_descriptors(0), pytest.raises(n.TryAgain, match=why):
+            await guests.call("device_list")
+        await guests.until(lambda: guests.state() == "running")
+        await guests.call("device_list")
+
+    play(story)
