@@ -24,6 +24,8 @@ _MANY: Final = 500
 _REASONS: Final = 10
 """Reasons of a filter that are no sign of a text per node."""
 _VERDICTS: Final = 3
+_HTTP_TIMEOUT: Final = 5.0
+"""Seconds that kube-scheduler waits. The daemon answers before, and then says which plugin is slow."""
 _T = TypeVar("_T")
 _Nodes = Mapping[str, Mapping[str, Any]]
 
@@ -32,7 +34,7 @@ def _asked(exam: Examination, claim: str, ask: Callable[[Scheduler], _T], *, cac
     prefix = url_prefix(exam.node, claim, exam.patience)
 
     def connected() -> _T:
-        with Scheduler(prefix, node_cache_capable=cached, timeout=2 * exam.patience) as scheduler:
+        with Scheduler(prefix, node_cache_capable=cached, timeout=_HTTP_TIMEOUT + exam.patience) as scheduler:
             return ask(scheduler)
 
     return exam.on_host(connected)
