@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.programs import need
+from tests.real.chart import CHART, DEPLOY, documented
 from tests.real.conftest import cached
 from tests.real.consumers import PrivateNode, pod
 from tests.real.consumers.cluster import FLEXVOLUME, FOLDERS, NAMESPACE, Cluster, open_cluster
@@ -31,9 +31,6 @@ from nodeplug import PluginError
 from nodeplug.testing import folders
 
 pytestmark = pytest.mark.real
-DEPLOY = Path(__file__).parents[2] / "deploy"
-CHART = DEPLOY / "chart"
-PAGE = DEPLOY.parent / "docs" / "cluster.md"
 RESOURCE = "example.com/fuse"
 PROGRAM = """
 [plugins.fuse.config]
@@ -56,12 +53,6 @@ PLACES = {
     "DaemonSet": f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets",
 }
 _SCRAPE = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9808/metrics').read().decode())"
-_RENDER = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import generate
-sys.stdout.write(generate.rendered(sys.argv[2]))
-"""
 MEMORY = {"csi": {"driver": "tmpfs.nodeplug", "volumeAttributes": {"size": "4Mi"}}}
 DATA = {"flexVolume": {"driver": "nodeplug/loopfile", "fsType": "ext4", "options": {"name": "data", "size": "32Mi"}}}
 FUSE = {"flexVolume": {"driver": "nodeplug/fuse", "options": {"program": "files"}}}
@@ -101,12 +92,6 @@ def cluster(
         folders.remove(folder)
 
 
-def documented() -> list[dict[str, Any]]:
-    """Return the YAML of the page: the values, a claim and a pod."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [yaml.safe_load(one) for one in blocks]
-
-
 @pytest.fixture(scope="module")
 def values(cluster: Cluster, served: Path) -> Path:
     given = documented()[0]
@@ -143,10 +128,6 @@ def run(cluster: Cluster, name: str, **more: Any) -> None:
 def mount_type(cluster: Cluster, name: str, path: str) -> str:
     lines = cluster.kubelet.execute(name, "/bin/cat", "/proc/mounts").splitlines()
     return next(fields[2] for fields in map(str.split, lines) if fields[1] == path)
-
-
-def test_the_page_installs_what_the_plain_manifests_are_rendered_with() -> None:
-    assert documented()[0] == yaml.safe_load((DEPLOY / "manifests" / "values.yaml").read_text())
 
 
 def test_the_pod_of_the_page_gets_a_device_and_a_volume_that_is_made_for_its_claim(installed: Cluster) -> None:
@@ -348,51 +329,6 @@ def test_the_api_server_takes_each_plain_manifest_as_it_is_written(installed: Cl
             content="application/apply-patch+yaml",
         )
         assert found["metadata"]["name"] == one["metadata"]["name"]
-
-
-def test_the_plain_manifests_are_what_the_chart_renders(consumer: Callable[[str], Path]) -> None:
-    rendered = subprocess.run(
-        [sys.executable, "-c", _RENDER, str(DEPLOY), str(consumer("helm") / "helm")],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert rendered == (DEPLOY / "manifests" / "nodeplug.yaml").read_text()
-
-
-def test_helm_takes_the_values_for_cards(consumer: Callable[[str], Path], tmp_path: Path) -> None:
-    values = tmp_path / "cards.yaml"
-    values.write_text(yaml.safe_dump(documented()[3]))
-    command = [str(consumer("helm") / "helm"), "template", "nodeplug", str(CHART), "--values", str(values)]
-    made = yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    (pods,) = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "DaemonSet"]
-    inside = {one["mountPath"] for one in pods["containers"][0]["volumeMounts"]}
-    assert {"/node/root", "/var/log/containers", "/var/log/pods", "/var/run/cdi"} <= inside
-
-
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ("plugin.net=x", "plugin"),
-        ("listen.port=99999", "/listen/port"),
-        ("csi.drivers={nosuch.driver}", "nosuch.driver is no bundled driver"),
-        ("provisioner.enabled=true", "needs a driver in csi.drivers"),
-        ("kubeletDir=relative", "/kubeletDir"),
-        ("dra.taint=Sometimes", "/dra/taint"),
-        ("dra.classes[0].resource=example.com/a,dra.classes[0].section=a", "dra.classes needs dra.enabled"),
-    ],
-)
-def test_helm_refuses_values_that_would_do_nothing_or_harm(
-    consumer: Callable[[str], Path], setting: str, told: str
-) -> None:
-    done = subprocess.run(
-        [consumer("helm") / "helm", "template", "nodeplug", str(CHART), "--set", setting],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert told in done.stderr
 
 
 def test_uninstalling_waits_for_the_last_pod_and_leaves_no_entrypoint(installed: Cluster, served: Path) -> None:

@@ -1,49 +1,23 @@
-import fcntl
-import os
-import shutil
+"""Addresses of host-local: who gets which, and what is refused."""
+
 import threading
-import time
 from dataclasses import replace
 from ipaddress import ip_interface
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.node.ipam.addresses import add, network
 
 from nodeplug import (
     CniIp,
     CniResult,
     Exhausted,
     InvalidRequest,
-    Journal,
     NotReady,
     PluginError,
-    mount,
-    unmount,
 )
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug_net.ipam.allocation import Ipam
 from nodeplug_net.ipam.host_local import HostLocal, HostLocalConfig
-
-
-@pytest.fixture
-def host_local(scratch: ScratchCni) -> HostLocal:
-    return HostLocal(HostLocalConfig(data_dir=scratch.folder / "networks"), scratch.host)
-
-
-@pytest.fixture
-def folder(scratch: ScratchCni) -> Path:
-    return scratch.folder / "networks" / "net"
-
-
-def network(*subnets: str, **ipam: Any) -> dict[str, Any]:
-    ranges = [[{"subnet": subnet}] for subnet in subnets or ("10.1.2.0/24",)]
-    return {"cniVersion": "1.0.0", "name": "net", "ipam": {"type": "host-local", "ranges": ranges, **ipam}}
-
-
-def add(scratch: ScratchCni, plugin: HostLocal, config: dict[str, Any], who: str, **more: Any) -> list[str]:
-    result = scratch.add(plugin, config, who, scratch.host_netns, **more)
-    return [str(ip.address) for ip in result.ips]
 
 
 def test_a_result_has_addresses_gateways_and_routes_alone(scratch: ScratchCni, host_local: HostLocal) -> None:
@@ -118,16 +92,6 @@ def test_another_interface_gets_another_address(scratch: ScratchCni, host_local:
     assert not (folder / "10.1.2.3").exists()
 
 
-def test_a_file_of_an_old_version_is_released_by_container_alone(
-    scratch: ScratchCni, host_local: HostLocal, folder: Path
-) -> None:
-    folder.mkdir(parents=True)
-    (folder / "10.1.2.9").write_text("  c1\n")
-    assert add(scratch, host_local, network(), "c1") == ["10.1.2.9/24"]
-    scratch.delete(host_local, network(), "c1")
-    assert not (folder / "10.1.2.9").exists()
-
-
 def test_del_of_a_stranger_succeeds_and_makes_no_folder(
     scratch: ScratchCni, host_local: HostLocal, folder: Path
 ) -> None:
@@ -138,154 +102,12 @@ def test_del_of_a_stranger_succeeds_and_makes_no_folder(
     assert (folder / "10.1.2.2").exists()
 
 
-def test_files_of_another_program_are_respected(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
-    add(scratch, host_local, network(), "c1")
-    (folder / "10.1.2.3").write_text("foreign\r\neth0")
-    assert add(scratch, host_local, network(), "c2") == ["10.1.2.4/24"]
-    (folder / "10.1.2.2").unlink()
-    (folder / "last_reserved_ip.0").write_text("10.1.2.1")
-    assert add(scratch, host_local, network(), "c3") == ["10.1.2.2/24"]
-
-
-def test_a_file_that_appears_unseen_is_not_given_out(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
-    """Two changes within one tick of a coarse clock leave one modification time."""
-    add(scratch, host_local, network(), "c1")
-    stamp = folder.stat().st_mtime_ns
-    (folder / "10.1.2.3").write_text("foreign\r\neth0")
-    os.utime(folder, ns=(stamp, stamp))
-    assert add(scratch, host_local, network(), "c2") == ["10.1.2.4/24"]
-
-
-def test_an_address_of_a_program_that_was_killed_while_it_reserved_is_free(
-    scratch: ScratchCni, host_local: HostLocal, folder: Path
-) -> None:
-    folder.mkdir(parents=True)
-    (folder / "10.1.2.2").touch()
-    assert add(scratch, host_local, network("10.1.2.0/30"), "c1") == ["10.1.2.2/30"]
-
-
-def test_changes_of_another_program_within_one_tick_of_the_clock_are_seen(scratch: ScratchCni, tmp_path: Path) -> None:
-    slow_clock = tmp_path / "ramfs"  # its times are ticks, as ext4's are before Linux 6.13
-    slow_clock.mkdir()
-    mount("ramfs", str(slow_clock), "ramfs")
-    try:
-        one, other = (HostLocal(HostLocalConfig(data_dir=slow_clock), scratch.host) for _ in range(2))
-        for number in range(50):
-            add(scratch, one, network(), f"a{number}")
-            add(scratch, other, network(), f"b{number}")
-            scratch.delete(one, network(), f"b{number}", None)
-            scratch.delete(other, network(), f"a{number}", None)
-        assert [path.name for path in (slow_clock / "net").iterdir() if path.name[0] == "1"] == []
-    finally:
-        unmount(str(slow_clock))
-
-
-def test_a_late_del_keeps_an_address_that_changed_hands_unseen(
-    scratch: ScratchCni, host_local: HostLocal, folder: Path
-) -> None:
-    add(scratch, host_local, network(), "c1")
-    stamp = folder.stat().st_mtime_ns
-    (folder / "10.1.2.2").write_text("foreign\r\neth0")
-    os.utime(folder, ns=(stamp, stamp))
-    scratch.delete(host_local, network(), "c1")
-    assert (folder / "10.1.2.2").exists()
-
-
-def rewrite(folder: Path, address: str, who: str) -> None:
-    """Change the owner in place, as an editor may: the folder's time stays as it was."""
-    stamp = folder.stat().st_mtime_ns
-    (folder / address).write_text(f"{who}\r\neth0")
-    assert folder.stat().st_mtime_ns == stamp
-
-
-def test_del_frees_an_address_that_was_rewritten_in_place(
-    scratch: ScratchCni, host_local: HostLocal, folder: Path
-) -> None:
-    add(scratch, host_local, network(), "c1")
-    add(scratch, host_local, network(), "c2")
-    rewrite(folder, "10.1.2.2", "c3")
-    scratch.delete(host_local, network(), "c3")
-    assert not (folder / "10.1.2.2").exists()
-    rewrite(folder, "10.1.2.3", "c4")
-    scratch.delete(host_local, network(), "c4")
-    assert not (folder / "10.1.2.3").exists()
-
-
-def test_check_finds_an_address_that_was_rewritten_in_place(
-    scratch: ScratchCni, host_local: HostLocal, folder: Path
-) -> None:
-    result = scratch.add(host_local, network(), "c1", scratch.host_netns)
-    rewrite(folder, "10.1.2.2", "c2")
-    scratch.check(host_local, network(), "c2", scratch.host_netns, result)
-    with pytest.raises(PluginError, match="container c1"):
-        scratch.check(host_local, network(), "c1", scratch.host_netns, result)
-
-
-def test_gc_frees_and_keeps_addresses_by_who_has_them_now(
-    scratch: ScratchCni, host_local: HostLocal, folder: Path
-) -> None:
-    for who in ("c1", "c2"):
-        add(scratch, host_local, network(), who)
-    rewrite(folder, "10.1.2.2", "valid")
-    rewrite(folder, "10.1.2.3", "lost")
-    scratch.gc(host_local, network(), [("valid", "eth0"), ("c2", "eth0")])
-    assert ((folder / "10.1.2.2").exists(), (folder / "10.1.2.3").exists()) == (True, False)
-
-
-def test_a_second_del_reads_no_file(
-    scratch: ScratchCni, host_local: HostLocal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for who in ("c1", "c2"):
-        add(scratch, host_local, network(), who)
-    scratch.delete(host_local, network(), "c1")
-    read: list[str] = []
-    monkeypatch.setattr("nodeplug_net.ipam.store._read", read.append)
-    scratch.delete(host_local, network(), "c1")
-    assert read == []
-
-
 def test_the_search_goes_on_behind_a_requested_address(
     scratch: ScratchCni, host_local: HostLocal, folder: Path
 ) -> None:
     add(scratch, host_local, network(), "c1", args={"IP": "10.1.2.50"})
     assert (folder / "last_reserved_ip.0").read_text() == "10.1.2.50"
     assert add(scratch, host_local, network(), "c2") == ["10.1.2.51/24"]
-
-
-def test_a_pool_whose_folder_was_removed_is_forgotten_at_the_next_start(
-    scratch: ScratchCni, host_local: HostLocal, folder: Path
-) -> None:
-    add(scratch, host_local, network(), "c1")
-    assert len(list((scratch.folder / "journal").iterdir())) == 1
-    (folder.parent / "another").mkdir()  # an empty folder of networks may be a mount point whose disk is away
-    shutil.rmtree(folder)
-    HostLocal(HostLocalConfig(data_dir=folder.parent), scratch.host).start()
-    assert list((scratch.folder / "journal").iterdir()) == []
-
-
-def test_a_removed_folder_is_made_anew(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
-    add(scratch, host_local, network(), "c1")
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
-    assert add(scratch, host_local, network(), "c2") == ["10.1.2.2/24"]
-
-
-def test_the_lock_of_the_folder_is_waited_for(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    done = threading.Event()
-
-    def run() -> None:
-        add(scratch, host_local, network(), "c1")
-        done.set()
-
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert not done.wait(0.2)
-    thread.join()
-    assert done.is_set()
 
 
 def test_parallel_adds_never_share_an_address(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
@@ -377,61 +199,3 @@ def test_gc_frees_what_is_not_valid(scratch: ScratchCni, host_local: HostLocal, 
     assert {path.name for path in folder.iterdir() if path.name.startswith("10.")} == {"10.1.2.3", "10.1.2.99"}
     scratch.gc(host_local, network(), [])
     assert [path for path in folder.iterdir() if path.name.startswith("10.")] == []
-
-
-# --- reboot -------------------------------------------------------------------------------------------------------
-
-
-def rebooted(scratch: ScratchCni, **more: Any) -> HostLocal:
-    """The plugin as the next boot of the machine constructs it."""
-    host = replace(scratch.host, boot_id="boot-2", journal=Journal(scratch.folder / "journal", "boot-2"))
-    plugin = HostLocal(HostLocalConfig(data_dir=scratch.folder / "networks"), host)
-    plugin._ipam = Ipam(host, scratch.folder / "networks", **more)
-    return plugin
-
-
-def age(path: Path) -> None:
-    os.utime(path, (1000, 1000))
-
-
-def test_a_reboot_frees_the_addresses_of_before(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
-    add(scratch, host_local, network(), "c1")
-    age(folder / "10.1.2.2")
-    rebooted(scratch).start()
-    assert not (folder / "10.1.2.2").exists()
-
-
-def test_a_restart_within_one_boot_frees_nothing(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
-    add(scratch, host_local, network(), "c1")
-    age(folder / "10.1.2.2")
-    HostLocal(HostLocalConfig(data_dir=folder.parent), scratch.host).start()
-    assert (folder / "10.1.2.2").exists()
-
-
-def test_a_reboot_keeps_files_that_are_younger_than_the_boot(
-    scratch: ScratchCni, host_local: HostLocal, folder: Path
-) -> None:
-    add(scratch, host_local, network(), "c1")
-    rebooted(scratch, booted=lambda: time.time() - 3600).start()
-    assert (folder / "10.1.2.2").exists()
-
-
-def test_a_folder_that_the_journal_does_not_know_is_left_alone(
-    scratch: ScratchCni, host_local: HostLocal, folder: Path
-) -> None:
-    folder.mkdir(parents=True)
-    (folder / "10.1.2.9").write_text("foreign\r\neth0")
-    age(folder / "10.1.2.9")
-    host_local.start()
-    add(scratch, host_local, network(), "c1")
-    assert (folder / "10.1.2.9").exists()
-
-
-def test_the_journal_is_written_once_per_network_and_boot(scratch: ScratchCni, host_local: HostLocal) -> None:
-    add(scratch, host_local, network(), "c1")
-    records = {path: path.stat().st_mtime_ns for path in (scratch.folder / "journal").iterdir()}
-    assert len(records) == 1
-    for index in range(3):
-        add(scratch, host_local, network(), f"d{index}")
-    HostLocal(HostLocalConfig(data_dir=scratch.folder / "networks"), scratch.host).start()
-    assert {path: path.stat().st_mtime_ns for path in (scratch.folder / "journal").iterdir()} == records

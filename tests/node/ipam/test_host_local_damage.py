@@ -23,11 +23,6 @@ NETWORK = {
 
 
 @pytest.fixture
-def folder(scratch: ScratchCni) -> Path:
-    return scratch.folder / "networks" / "net"
-
-
-@pytest.fixture
 def plugin(scratch: ScratchCni) -> HostLocal:
     made = HostLocal(HostLocalConfig(data_dir=scratch.folder / "networks"), scratch.host)
     made.start()
