@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 from tests.programs import need
+from tests.real.chart import CHART, documented
 from tests.real.conftest import cached
 from tests.real.consumers import PrivateNode
 from tests.real.consumers.cluster import FOLDERS, NAMESPACE, Cluster, open_cluster
 from tests.real.consumers.containerd import BUSYBOX, write_archive
 from tests.real.consumers.control_plane import PORT
-from tests.real.test_cluster import CHART, documented
 from tests.real.test_dra_manifests import documented as by_claims
 from tests.real.test_dra_manifests import documented_values
 
