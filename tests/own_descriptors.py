@@ -90,6 +90,12 @@ def room_for_descriptors(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def may_open_no_more(pid: int) -> bool:
+    """Return whether a process has used every number below its limit. It may have kept higher ones from before."""
+    most, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    return set(range(most)) <= {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+
+
 def open_namespaces() -> list[str]:
     """Return the network namespaces of which this thread has descriptors, as `net:[INODE]`."""
     found = [one.partition(": ")[2] for one in open_descriptors()]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.node.workers.hostile_node import NEIGHBOUR, Node, hostile
+from tests.own_descriptors import may_open_no_more
 
 from nodeplug.hosting.slot import OVERDUE_LIMIT
 from nodeplug.testing.waiting import until
@@ -81,7 +82,7 @@ def ends_the_daemon(node: Node) -> None:
 
 def shuts_callers_out(node: Node) -> None:
     with closing(node.ask()):
-        until(lambda: len(node.descriptors()) == DESCRIPTORS)
+        until(lambda: may_open_no_more(node.scratch.pid))
         with closing(node.ask("other")) as late:
             until(lambda: "cannot accept on" in node.scratch.log)
             assert is_silent(late)
@@ -144,7 +145,7 @@ def closes_its_own(node: Node) -> None:
 def opens_its_own(node: Node) -> None:
     pid = node.plugin()["process"]["pid"]
     with closing(node.ask()):
-        until(lambda: len(list(Path(f"/proc/{pid}/fd").iterdir())) == DESCRIPTORS)
+        until(lambda: may_open_no_more(pid))
         keeps_to_its_descriptors(node, node.call, "no file descriptor was left for those of a message; it may open 256")
 
 

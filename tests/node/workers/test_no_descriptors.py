@@ -4,11 +4,10 @@ import asyncio
 import os
 import resource
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.own_descriptors import room_for_descriptors
+from tests.own_descriptors import may_open_no_more, room_for_descriptors
 
 import nodeplug as n
 
@@ -21,17 +20,13 @@ MOST = 64
 pytestmark = pytest.mark.unprivileged
 
 
-def open_in(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
 async def without_descriptors(guests: "Guests") -> "asyncio.Task[Any]":
     """Begin a call in which the plugin opens what it may, and wait until it has."""
     faulty = guests.section(at="device_list", how="keeps descriptors", once=str(guests.folder / "it was called"))
     await guests.apply(guest=faulty)
     resource.prlimit(guests.pid(), resource.RLIMIT_NOFILE, (MOST, MOST))
     call = asyncio.create_task(guests.call("device_list"))
-    await guests.until(lambda: open_in(guests.pid()) == MOST)
+    await guests.until(lambda: may_open_no_more(guests.pid()))
     return call
 
 
