@@ -196,14 +196,25 @@ def test_a_life_over_real_sockets_spans_no_two_cards(
                     kubelet.remove_pod(pods.pop(random.randrange(len(pods))))
                 elif event == "kubelet":
                     await kubelet.restart()
-                    await kubelet.until_allocatable(MEM, 40)
+                    await kubelet.until(lambda: _all_are_listed(kubelet))
                 elif event == "daemon":
                     node.kill()
                     await kubelet.until(lambda: kubelet.allocatable(MEM) == 0)
                     await asyncio.to_thread(node.start)
-                    await kubelet.until_allocatable(MEM, 40)
+                    await kubelet.until(lambda: _all_are_listed(kubelet))
+            for pod in pods:
+                kubelet.remove_pod(pod)
+            await kubelet.until_allocatable(MEM, 40)
 
     run(story)
+
+
+def _all_are_listed(kubelet: Kubelet) -> bool:
+    """Whether each unit is healthy, or withheld: after a refusal, free units of another card than the emptiest are."""
+    table, used = kubelet.resources[MEM].table, kubelet.ledger.in_use.get(MEM, set())
+    if table is None or not table.healthy:
+        return False
+    return len(table.healthy) + len(table.unhealthy) == 40 and not table.unhealthy.keys() & used
 
 
 async def _admitted(kubelet: Kubelet, pod: str, size: int, seed: int) -> bool:
