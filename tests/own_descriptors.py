@@ -90,6 +90,17 @@ def room_for_descriptors(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@contextmanager
+def no_room_for_descriptors() -> Iterator[None]:
+    """Let the process open nothing, also where another thread closes a descriptor meanwhile."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # input, output and errors are open
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def may_open_no_more(pid: int) -> bool:
     """Return whether a process has used every number below its limit. It may have kept higher ones from before."""
     most, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)

@@ -86,7 +86,8 @@ def fork_server() -> Forking:
 
 def serve(orders: socket.socket) -> int:
     """Fork a worker for each order until the socket is closed. In the child, run the worker and return its status."""
-    orders = socket.socket(fileno=fcntl.fcntl(orders.detach(), fcntl.F_DUPFD_CLOEXEC, _AWAY))
+    with orders as low:  # a number that a worker may want for its own
+        orders = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _AWAY))
     while True:
         try:
             data, descriptors, _, _ = socket.recv_fds(orders, _LONGEST, 4)

@@ -108,7 +108,7 @@ class Conversation:
                     answer.close()
             usable = True
         except NoDescriptorLeft as error:
-            why = f"the daemon could not read its answer: {error}; raise LimitNOFILE of the daemon's unit"
+            why = f"in the daemon, {error}; raise LimitNOFILE of its unit"
             failure = partial(self._process.given_up, why, self._what)
         except Closed:
             failure = partial(self._process.left, self._what)

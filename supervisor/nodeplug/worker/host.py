@@ -25,7 +25,7 @@ from nodeplug.contract.values import CniRecord, CniRequest, CniResult, Holding, 
 from nodeplug.worker.asked_networks import AskedNetworks
 from nodeplug.worker.asked_scheduling import AskedScheduling
 from nodeplug.worker.encoding import Stray, read_error, read_holdings, read_records, read_result, write_delegated
-from nodeplug.worker.wire import Broken, Channel, Closed, Control, Message
+from nodeplug.worker.wire import Broken, Channel, Closed, Control, Message, NoDescriptorLeft
 
 REQUEST: Final[ContextVar[str]] = ContextVar("nodeplug_request", default="")
 """The id of the request in which the plugin runs."""
@@ -50,7 +50,7 @@ class Door:
         """Ask the daemon, and wait for its answer.
 
         Raises:
-            TryAgain: the daemon has gone, or may open no more files.
+            TryAgain: the daemon has gone, or one of the two processes may open no more files.
             PluginError, OSError: what the daemon's own `Host` raised.
         """
         try:
@@ -61,8 +61,10 @@ class Door:
                 return self._ask(channel, message, first=True)
             finally:
                 channel.close()
+        except NoDescriptorLeft as error:
+            raise TryAgain(f"in the plugin's process, {error}") from None
         except Closed:
-            raise TryAgain("the daemon has ended, is ending this process or may open no more files") from None
+            raise TryAgain("the daemon has ended, ends this process or has no free file descriptor") from None
 
     def _ask(self, channel: Channel, message: Message, *, first: bool) -> Message:
         channel.send(message, first=first)

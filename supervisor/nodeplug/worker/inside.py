@@ -73,7 +73,7 @@ class Inside:
     def _end(self, error: NoDescriptorLeft) -> None:
         """Have the daemon end this process and start it again: it could take no call any more."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        text = f"{error}; it may open {most} (LimitNOFILE of the daemon's unit)"
+        text = f"{error}; its limit is {most} files (LimitNOFILE of the daemon's unit)"
         with suppress(Closed):
             self._control.send({"op": "refusal", "message": text})
 
@@ -94,10 +94,10 @@ class Inside:
         try:
             message = channel.receive(first=True)
         except NoDescriptorLeft as error:
-            return self._end(error)
+            self._end(error)
+            return channel.close()
         except Closed:
-            channel.close()
-            return None
+            return channel.close()
         self._door.here.channel = channel
         try:
             answer = self._load(message) if message.op == "load" else self._call(message)

@@ -276,8 +276,8 @@ class Worker:
         """Hear one message."""
         try:
             message = self._control.receive()
-        except NoDescriptorLeft as error:  # the plugin's request fails with TryAgain
-            LOG.warning("a request of plugin %s: %s; raise LimitNOFILE of the daemon's unit", self.name, error)
+        except NoDescriptorLeft as error:
+            self._has_lost(error)
             return
         try:
             self._hear(message)
@@ -314,12 +314,18 @@ class Worker:
                 channel.send(answer)
             finally:
                 answer.close()
+        except NoDescriptorLeft as error:
+            self._has_lost(error)
         except Closed:
             return
         except Broken as error:
             self.kill(f"it broke the wire: {error}")
         finally:
             channel.close()
+
+    def _has_lost(self, error: NoDescriptorLeft) -> None:
+        """Tell of a request of the plugin's own that fails with TryAgain."""
+        LOG.warning("a request of plugin %s is lost: %s; raise LimitNOFILE of the daemon's unit", self.name, error)
 
     def _bury(self) -> None:
         """See to the end of the process and of every call in it, also when the process does not die."""

@@ -42,7 +42,8 @@ _SMALL: Final = 1 << 13
 """Bytes that are read at first; a message that has no more is small."""
 _CHUNK: Final = 1 << 18
 """Bytes that are read at once of one that has more: room that is not used costs time, too."""
-_LOST: Final = "no file descriptor was left for those of a message"
+_FULL: Final = "no file descriptor was free to receive a message"
+_MANY: Final = f"more than {_DESCRIPTORS} descriptors come with its message"
 _AWAKE: Final = 300e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
 """Seconds in which a thread looks for a message again and again before it sleeps: most turns of a conversation are
 shorter than it takes to wake an idle processor, at either end. Where there is one processor, the other end needs it."""
@@ -61,7 +62,7 @@ class Broken(Exception):
 
 
 class Closed(Exception):
-    """The other end is gone, or this one was closed."""
+    """Nothing more can be said or heard: the other end is gone, this one was closed, or a message is lost."""
 
 
 class NoDescriptorLeft(Closed):
@@ -185,6 +186,7 @@ class Channel:
         """Wait for the next message; the `first` of a call, or one of the present call.
 
         Raises:
+            NoDescriptorLeft: the message is lost, and the channel is of no more use.
             Closed: the other end is gone.
             Broken: it is not a message, too large, of another call, more than one, or with too many descriptors.
         """
@@ -251,10 +253,10 @@ class Channel:
         self._descriptors += descriptors
         if len(self._descriptors) > _DESCRIPTORS:
             self._forget()
-            raise Broken(f"more than {_DESCRIPTORS} descriptors come with its message")
+            raise Broken(_MANY)
         if told & socket.MSG_CTRUNC:
             self._forget()
-            raise NoDescriptorLeft(_LOST)
+            raise _truncated(descriptors)
         if not data:
             self._forget()
             raise Closed("the other end is gone")
@@ -310,7 +312,7 @@ class Control:
         message = Message({}, b"", descriptors)
         try:
             if flags & socket.MSG_CTRUNC:
-                raise NoDescriptorLeft(_LOST)
+                raise _truncated(descriptors)
             if flags & socket.MSG_TRUNC:
                 raise Broken(f"its datagram has more than {DATAGRAM} bytes")
             message.head = _read(data)
@@ -338,6 +340,11 @@ class Control:
     def close(self) -> None:
         """Close this end."""
         self._end.close()
+
+
+def _truncated(descriptors: Sequence[int]) -> Exception:
+    """Return why not all descriptors of a message were received (MSG_CTRUNC)."""
+    return Broken(_MANY) if len(descriptors) >= _DESCRIPTORS else NoDescriptorLeft(_FULL)
 
 
 def _shut(end: socket.socket) -> None:

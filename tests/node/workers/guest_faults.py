@@ -158,7 +158,7 @@ def _ask_again_and_again(host: n.Host) -> None:
             time.sleep(0.01)
             try:
                 host.journal.read("a")
-            except n.TryAgain as error:
+            except n.PluginError as error:
                 if not refused:
                     host.log.warning("it was refused: %s", error)
                 refused = True

@@ -1,13 +1,12 @@
 """A plugin's process, or the daemon, may open no more files: who cannot take a message is told apart, and why."""
 
 import asyncio
-import os
 import resource
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.own_descriptors import may_open_no_more, room_for_descriptors
+from tests.own_descriptors import may_open_no_more, no_room_for_descriptors
 
 import nodeplug as n
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from tests.node.workers.conftest import Guests
 
 Play = Callable[[Any], None]
-LOST = "no file descriptor was left for those of a message"
+LOST = "no file descriptor was free to receive a message"
 MOST = 64
 pytestmark = pytest.mark.unprivileged
 
@@ -33,7 +32,10 @@ async def without_descriptors(guests: "Guests") -> "asyncio.Task[Any]":
 def test_a_process_that_cannot_take_another_call_says_why_and_is_started_again(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         first = await without_descriptors(guests)
-        pid, why = guests.pid(), rf"ended during {{}}: {LOST}; it may open {MOST} \(LimitNOFILE of the daemon's unit\)"
+        pid, why = (
+            guests.pid(),
+            rf"ended during {{}}: {LOST}; its limit is {MOST} files \(LimitNOFILE of the daemon's unit\)",
+        )
         with pytest.raises(n.TryAgain, match=why.format("device_allocate")):
             await guests.call("device_allocate")
         with pytest.raises(n.TryAgain, match=why.format("device_list")):
@@ -44,13 +46,13 @@ def test_a_process_that_cannot_take_another_call_says_why_and_is_started_again(p
     play(story)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a call of CNI enters a namespace: needs root")
+@pytest.mark.node  # a call of CNI enters a namespace
 def test_a_process_that_cannot_take_the_namespace_of_a_call_says_why(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section())
         await guests.call("cni_status")  # its channel waits for the next call
         resource.prlimit(guests.pid(), resource.RLIMIT_NOFILE, (3, 3))  # descriptors 0 to 2 are open
-        with pytest.raises(n.TryAgain, match=f"ended during cni_status: {LOST}; it may open 3 "):
+        with pytest.raises(n.TryAgain, match=f"ended during cni_status: {LOST}; its limit is 3 files "):
             await guests.call("cni_status")
 
     play(story)
@@ -62,10 +64,10 @@ def test_a_daemon_that_cannot_take_a_request_of_a_plugin_lets_its_process_live(
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(at="start", how="asks again and again"))
         pid = guests.pid()
-        with room_for_descriptors(0):
-            await guests.until(lambda: f"a request of plugin guest: {LOST}; raise LimitNOFILE" in caplog.text)
+        with no_room_for_descriptors():
+            await guests.until(lambda: f"a request of plugin guest is lost: {LOST}; raise LimitNOFILE" in caplog.text)
         await guests.until(lambda: "it was answered again" in caplog.text)
-        assert "the daemon has ended, is ending this process or may open no more files" in caplog.text
+        assert "the daemon has ended, ends this process or has no free file descriptor" in caplog.text
         await guests.call("device_list")
         assert guests.pid() == pid
 
@@ -75,8 +77,8 @@ def test_a_daemon_that_cannot_take_a_request_of_a_plugin_lets_its_process_live(
 def test_a_daemon_that_cannot_take_an_answer_says_so_of_the_process_that_it_ends(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(at="device_list", how="hoards", once=str(guests.folder / "once")))
-        why = f"ended during device_list: the daemon could not read its answer: {LOST}; raise LimitNOFILE"
-        with room_for_descriptors(0), pytest.raises(n.TryAgain, match=why):
+        why = f"ended during device_list: in the daemon, {LOST}; raise LimitNOFILE"
+        with no_room_for_descriptors(), pytest.raises(n.TryAgain, match=why):
             await guests.call("device_list")
         await guests.until(lambda: guests.state() == "running")
         await guests.call("device_list")
