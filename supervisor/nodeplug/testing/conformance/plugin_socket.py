@@ -28,7 +28,8 @@ class PluginSocket:
 
     Args:
         path: the registered socket.
-        patience: seconds for one call.
+        patience: seconds for one call; an Allocate has twice as many, so that the daemon, which ends it after ten
+            seconds, says why.
     """
 
     def __init__(self, path: Path, patience: float) -> None:
@@ -87,7 +88,7 @@ class PluginSocket:
         """
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         try:
-            return self._stub.Allocate(request, timeout=self._patience).container_responses[0]
+            return self._stub.Allocate(request, timeout=2 * self._patience).container_responses[0]
         except grpc.RpcError as error:
             kind = Refused if _code(error) in _REFUSALS else Broken
             raise kind(f"Allocate of {few(ids)} ended with {_told(error)}") from None
