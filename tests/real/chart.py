@@ -12,6 +12,6 @@ _PAGE: Final = DEPLOY.parent / "docs" / "cluster.md"
 
 
 def documented() -> list[dict[str, Any]]:
-    """Return the YAML of the page: the values, a claim and a pod."""
+    """Return the YAML blocks of the page: the values, a claim, a pod, and the values for cards."""
     blocks = re.findall(r"^```yaml\n(.*?)^```$", _PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [yaml.safe_load(one) for one in blocks]

@@ -1,6 +1,6 @@
 """What a provisioner has to do for claims and classes: how it is asked for, and when it is done.
 
-Owns: the table `WORK`. `test_provisioner_killed` interrupts each row at each of its requests.
+`test_provisioner_killed` interrupts each row of `WORK` at each of its requests.
 """
 
 from collections.abc import Callable

@@ -310,7 +310,7 @@ def test_an_event_that_happens_again_is_one_with_a_count(run: Run, cluster: Cont
 
 def tell_of_no_name(cluster: ControlPlane) -> None:
     """Write an event as an API server does that could not create the ServiceCIDR of its own."""
-    told = {"metadata": {"name": "about-no-name"}, "regarding": {"namespace": "default"}, "type": "Warning"}
+    told = {"metadata": {"generateName": "about-no-name-"}, "regarding": {"namespace": "default"}, "type": "Warning"}
     why = {"reason": "Refused", "action": "Create", "eventTime": "2026-01-01T00:00:00.000000Z"}
     source = {"reportingController": "x", "reportingInstance": "x"}
     cluster.call("POST", "/apis/events.k8s.io/v1/namespaces/default/events", told | why | source)

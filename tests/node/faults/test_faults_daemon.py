@@ -241,6 +241,7 @@ def test_status_for_a_user_who_is_not_root_says_so(make_node: Make, other_user: 
 # --- a long life ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole  # 10 s until idle threads end
 @pytest.mark.parametrize("rounds", [50, pytest.param(250, marks=pytest.mark.soak)])
 def test_many_calls_leave_no_descriptor_no_thread_and_no_memory(make_node: Make, rounds: int) -> None:
     node = make_node()
