@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.started import until_all_run
 
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
@@ -61,6 +62,7 @@ def node(short_path: Path, tmp_path: Path) -> Iterator[Callable[..., ScratchNode
             ScratchNode(short_path, plugins, supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)}, fork=True)
         )
         nodes[-1].start()
+        until_all_run(nodes[-1])
         return nodes[-1]
 
     yield start

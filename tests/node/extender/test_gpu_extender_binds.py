@@ -8,6 +8,7 @@ import pytest
 from tests.node.acted_api import ActedApi, Fault
 from tests.node.extender.conftest import asking
 from tests.node.extender.test_gpu_extender import MEM, gpu_node, wanting
+from tests.started import until_all_run
 
 from nodeplug.testing import ExtenderFailure, Scheduler, ScratchNode
 from nodeplug.testing.acted_api.store import Where
@@ -259,5 +260,6 @@ def test_before_the_first_answer_of_the_api_server_the_scheduler_is_told_to_ask_
 
 def test_a_plugin_that_claims_no_extender_may_not_ask_the_cluster(make_node: Make, api: ActedApi) -> None:
     node = make_node('[plugins.nosy]\nuses = "nosy:Nosy"\n', api=api)
+    until_all_run(node)
     told = json.loads(node.run("inspect", "nosy").stdout)["nosy"]["told"]
     assert told == "section nosy claims no extender, and only those that do may ask the cluster"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.started import until_all_run
 
 import nodeplug as n
 from nodeplug.testing import ScratchNode
@@ -87,6 +88,7 @@ def test_a_daemon_that_has_more_memory_than_it_may_ends_in_order(short_path: Pat
     )
     try:
         node.start()
+        until_all_run(node)
         node.run("inspect", "guest")
         until(lambda: not node.running)
         assert "MiB and may use 200 MiB" in node.log

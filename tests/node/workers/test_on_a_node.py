@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.started import until_all_run
 
 from nodeplug.testing import BlockingKubelet, ScratchNode
 from nodeplug.testing.waiting import until
@@ -93,6 +94,7 @@ def test_a_stopped_process_with_the_daemons_own_rights_ends_with_a_daemon_that_i
 @pytest.mark.parametrize("node", [False], indirect=True)
 def test_a_process_has_no_descriptor_of_the_daemon_and_neither_its_event_loop_nor_grpc(node: ScratchNode) -> None:
     node.start()
+    until_all_run(node)
     found = json.loads(node.run("inspect", "guest").stdout)["guest"]
     files = [link for link in found["open"] if link.startswith("/") and not link.startswith(("/dev/", "/proc/"))]
     assert {Path(file).name for file in files} == {"daemon.log"}  # stdout and stderr

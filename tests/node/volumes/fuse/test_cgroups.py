@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.fuse_programs import shared_folder
 from tests.node.workers.own_cgroups import OwnCgroups, own_cgroups, skip_without
+from tests.started import until_all_run
 
 from nodeplug import InvalidRequest, Pod, TryAgain, mounts, unmount
 from nodeplug.exec.client import ask
@@ -313,6 +314,7 @@ def test_on_a_node_a_program_keeps_its_cgroup_while_its_daemon_is_killed_and_is_
         assert all(pid in members(folder) for folder in before)
         node.kill()
         node.start()
+        until_all_run(node)
         assert (volume()["pid"], programs(own)) == (pid, before)
         let_one_eat(source)
         until(lambda: volume()["last_end"] == TOLD and volume()["pid"] not in {0, pid}, PATIENCE)
