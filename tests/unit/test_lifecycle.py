@@ -33,7 +33,7 @@ class Recorded:
         if config.broken:
             raise OSError("no")
         self._config = config
-        self._name = host.plugin
+        self._name, self._life = host.plugin, self.life  # of its test: it may stop when another one runs
 
     @hookimpl
     def claims(self) -> list[CniClaim]:
@@ -44,11 +44,11 @@ class Recorded:
         type(self).starts += 1
         if type(self).starts <= self._config.failing_starts:
             raise OSError(f"start {type(self).starts} fails")
-        self.life.append(f"start {self._name}")
+        self._life.append(f"start {self._name}")
 
     @hookimpl
     def stop(self) -> None:
-        self.life.append(f"stop {self._name}")
+        self._life.append(f"stop {self._name}")
 
     @hookimpl
     def health(self) -> None:
@@ -65,7 +65,7 @@ class Recorded:
 
 @pytest.fixture(autouse=True)
 def fresh_record() -> None:
-    Recorded.life.clear()
+    Recorded.life = []
     Recorded.starts = 0
 
 

@@ -49,7 +49,7 @@ class Things:
     def __init__(self, config: Config, host: Host) -> None:
         if config.refused:
             raise OSError("no such card")
-        self._config = config
+        self._config, self._life = config, self.life  # of its test: it may stop when another one runs
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -60,11 +60,11 @@ class Things:
         self.starting.wait(20)
         if self._config.failing:
             raise OSError("the card does not answer")
-        self.life.append(f"start {self._config.mark}")
+        self._life.append(f"start {self._config.mark}")
 
     @hookimpl
     def stop(self) -> None:
-        self.life.append(f"stop {self._config.mark}")
+        self._life.append(f"stop {self._config.mark}")
 
     @hookimpl
     def device_list(self) -> Sequence[Device]:
@@ -82,9 +82,9 @@ class Allocating(Things):
 
     @hookimpl
     def device_allocate(self, request: DeviceAllocate) -> Grant | None:
-        self.life.append(f"allocate {self._config.mark}")
+        self._life.append(f"allocate {self._config.mark}")
         self.allocating.wait(20)
-        self.life.append(f"allocated {self._config.mark}")
+        self._life.append(f"allocated {self._config.mark}")
         return None
 
 
@@ -108,7 +108,7 @@ def hostdev(path: Path, mark: int) -> PluginSection:
 def unhindered() -> Iterator[None]:
     Things.starting.set()
     Allocating.allocating.set()
-    Things.life.clear()
+    Things.life = []
     yield
     Things.starting.set()
     Allocating.allocating.set()
@@ -364,7 +364,7 @@ class Once(Things):
 
     @hookimpl
     def start(self) -> None:
-        if self.life:
+        if self._life:
             raise OSError("the card is gone")
         super().start()
 

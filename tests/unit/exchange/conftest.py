@@ -38,15 +38,16 @@ class Net:
     def __init__(self, config: Config, host: Host) -> None:
         self._config = config
         self._host = host
+        self._life, self._gates = self.life, self.gates  # of its test: it may stop when another one runs
         self._say("construct")
         if config.broken:
             raise OSError("no")
 
     def _say(self, what: str) -> None:
         said = f"{what} {self._config.mark}"
-        self.life.append(said)
-        if said in self.gates:
-            assert self.gates[said].wait(20)
+        self._life.append(said)
+        if said in self._gates:
+            assert self._gates[said].wait(20)
 
     @hookimpl
     def claims(self) -> list[CniClaim]:
@@ -162,8 +163,7 @@ def net(tmp_path: Path) -> Iterator[Nets]:
     def make_host(name: str) -> Host:
         return host(tmp_path, plugin=name, delegate=delegates)
 
+    Net.life, Net.gates = [], {}
     yield Nets(Lifecycle(registry, runner, make_host), Net.life)
     for gate in Net.gates.values():
         gate.set()
-    Net.gates.clear()
-    Net.life.clear()
