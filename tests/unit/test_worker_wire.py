@@ -4,12 +4,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.own_descriptors import no_room_for_descriptors
 
-from nodeplug.worker.wire import Broken, Channel, Closed, Message
+from nodeplug.worker.wire import Broken, Channel, Closed, Control, Message, NoDescriptorLeft
 
 LONG = Message({"op": "hook"}, b'"' + b"x" * (4 << 20) + b'"')
 
@@ -109,3 +110,26 @@ def test_that_nobody_is_there_is_told_to_the_call_alone(ends: tuple[Channel, Cha
     one.announce()
     with pytest.raises(Closed):
         one.send(Message({"op": "hook"}), first=True)
+
+
+Ends = Callable[[socket.socket], Channel | Control]
+
+
+@pytest.mark.own_descriptors(closes_all=True)
+@pytest.mark.parametrize(("kind", "end"), [(socket.SOCK_STREAM, Channel), (socket.SOCK_SEQPACKET, Control)])
+def test_more_descriptors_than_a_message_may_bring_break_the_wire_and_are_closed(kind: int, end: Ends) -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, kind)
+    with here, there:
+        socket.send_fds(here, [b'{"op": "call"}'], [here.fileno()] * 100)
+        with pytest.raises(Broken, match="more than 64 descriptors come with its message"):
+            end(there).receive()
+
+
+@pytest.mark.own_descriptors(closes_all=True)
+@pytest.mark.parametrize(("kind", "end"), [(socket.SOCK_STREAM, Channel), (socket.SOCK_SEQPACKET, Control)])
+def test_a_message_is_lost_when_this_process_may_open_no_more_files(kind: int, end: Ends) -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, kind)
+    with here, there:
+        socket.send_fds(here, [b'{"op": "call"}'], [here.fileno()])
+        with no_room_for_descriptors(), pytest.raises(NoDescriptorLeft, match="no file descriptor was free"):
+            end(there).receive()
