@@ -60,6 +60,7 @@ PACKAGES: Mapping[str, str] = {
     "mkfs.ext4": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
     "mksquashfs": "squashfs-tools",
+    "modprobe": "kmod",
     "mount": "mount",
     "nft": "nftables",
     "nsenter": "util-linux",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.programs import need
+from tests.programs import may_execute, need
 from tests.real.consumers import PrivateNode, Restarts
 
 from nodeplug.testing import ScratchNode, folders
@@ -123,6 +123,7 @@ def named(folder: str) -> list[str]:
 def podman_in(folder: Path, within: Sequence[str], daemon: ScratchNode, conflist: Path = PUBLISHED) -> Iterator[Podman]:
     """Give podman folders of its own and an image, and clear up after it."""
     need("podman", "runc", "busybox")
+    may_execute("modprobe")  # before it loads a module that the kernel may have
     home = folder / "podman"
     home.mkdir()
     network = publish(conflist, home / "net.d", folder / "addresses")
