@@ -150,7 +150,7 @@ def _keep_descriptors(_: n.Host) -> None:
 
 
 def _ask_again_and_again(host: n.Host) -> None:
-    """Ask the daemon in a thread of the plugin's own; log the first refusal, and the first answer after it."""
+    """Ask the daemon in a thread of the plugin's own; log each refusal, and the first answer after one."""
 
     def ask() -> None:
         refused = False
@@ -159,8 +159,7 @@ def _ask_again_and_again(host: n.Host) -> None:
             try:
                 host.journal.read("a")
             except n.PluginError as error:
-                if not refused:
-                    host.log.warning("it was refused: %s", error)
+                host.log.warning("it was refused: %s", error)
                 refused = True
             else:
                 if refused:

@@ -136,7 +136,8 @@ def test_a_stop_that_hangs_keeps_no_later_instance_from_serving(net: "Nets") -> 
         stopping.set()
 
     net.run(scenario)
-    assert net.life[-1] == "added third"
+    told = [what for what in net.life if what != "stop first"]  # its thread may begin late
+    assert told[-1] == "added third"
 
 
 def test_a_start_that_hangs_keeps_the_former_configuration_from_nothing(net: "Nets") -> None:
