@@ -202,9 +202,6 @@ def test_a_life_over_real_sockets_spans_no_two_cards(
                     await kubelet.until(lambda: kubelet.allocatable(MEM) == 0)
                     await asyncio.to_thread(node.start)
                     await kubelet.until(lambda: _all_are_listed(kubelet))
-            for pod in pods:
-                kubelet.remove_pod(pod)
-            await kubelet.until_allocatable(MEM, 40)
 
     run(story)
 
