@@ -82,19 +82,21 @@ def room_for_descriptors(count: int) -> Iterator[None]:
     free = [os.dup(0) for _ in range(count + 1)]  # each is the lowest that is free
     for descriptor in free:
         os.close(descriptor)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
-    try:
+    with _numbers_below(free[-1]):
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @contextmanager
 def no_room_for_descriptors() -> Iterator[None]:
-    """Let the process open nothing, also where another thread closes a descriptor meanwhile."""
+    """Let the process open nothing, even if another thread closes a descriptor meanwhile."""
+    with _numbers_below(3):  # input, output and errors are open
+        yield
+
+
+@contextmanager
+def _numbers_below(most: int) -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # input, output and errors are open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
     try:
         yield
     finally:
@@ -102,7 +104,7 @@ def no_room_for_descriptors() -> Iterator[None]:
 
 
 def may_open_no_more(pid: int) -> bool:
-    """Return whether a process has used every number below its limit. It may have kept higher ones from before."""
+    """Return whether a process uses every number below its limit. It may also have higher ones, opened before that."""
     most, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     return set(range(most)) <= {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
 

@@ -1,6 +1,5 @@
 """Tests that run while everything comes late at random."""
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -66,7 +65,7 @@ def test_every_python_that_a_test_starts_is_delayed_and_none_afterwards(tmp_path
     assert not Path(sysconfig.get_path("purelib"), "nodeplug_delays.pth").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
+@pytest.mark.node
 def test_some_namespaces_that_a_test_closes_end_late(tmp_path: Path) -> None:
     """Costs 8 s, most of it waiting. All of 100 end at once with a chance of 1 in 10^9."""
     play(tmp_path, LIVING_ON)

@@ -123,7 +123,7 @@ def named(folder: str) -> list[str]:
 def podman_in(folder: Path, within: Sequence[str], daemon: ScratchNode, conflist: Path = PUBLISHED) -> Iterator[Podman]:
     """Give podman folders of its own and an image, and clear up after it."""
     need("podman", "runc", "busybox")
-    may_execute("modprobe")  # before it loads a module that the kernel may have
+    may_execute("modprobe")  # podman executes it where it is installed
     home = folder / "podman"
     home.mkdir()
     network = publish(conflist, home / "net.d", folder / "addresses")

@@ -61,7 +61,7 @@ def load(
             raise NeedsThread(reply.text("thread"))
         return _examined(worker, reply)
     except Broken as error:
-        worker.kill(f"it broke the wire: {error}")
+        worker.kill(error.why)
         raise PluginRefused(f"plugin {worker.name!r} cannot be loaded: its process broke the wire: {error}") from None
     finally:
         reply.close()

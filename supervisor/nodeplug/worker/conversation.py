@@ -33,7 +33,7 @@ class Process(Protocol):
         """Return the error of a call whose channel is closed. May wait."""
 
     def given_up(self, why: str, what: str) -> TryAgain:
-        """End the process, and return the error of the call for which that was necessary. May wait."""
+        """Kill the process, and return the error of the call that failed. May wait."""
 
 
 class Conversation:
@@ -84,7 +84,7 @@ class Conversation:
                 raise read_error(reply)
             return read_answer(self._what, reply)
         except Broken as error:
-            raise self._process.given_up(_broken(error), self._what) from None
+            raise self._process.given_up(error.why, self._what) from None
         finally:
             reply.close()
 
@@ -108,21 +108,17 @@ class Conversation:
                     answer.close()
             usable = True
         except NoDescriptorLeft as error:
-            why = f"in the daemon, {error}; raise LimitNOFILE of its unit"
+            why = f"the daemon could not receive its message: {error}; raise LimitNOFILE of the daemon's unit"
             failure = partial(self._process.given_up, why, self._what)
         except Closed:
             failure = partial(self._process.left, self._what)
         except Broken as error:
-            failure = partial(self._process.given_up, _broken(error), self._what)
+            failure = partial(self._process.given_up, error.why, self._what)
         finally:
             self._process.leave(self._channel, usable=usable)
         if not usable:
             raise failure() from None
         return message
-
-
-def _broken(error: Broken) -> str:
-    return f"it broke the wire: {error}"
 
 
 def hook_call(hook: str, request: object, request_id: str, name: str) -> Message:

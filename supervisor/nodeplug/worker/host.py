@@ -62,9 +62,13 @@ class Door:
             finally:
                 channel.close()
         except NoDescriptorLeft as error:
-            raise TryAgain(f"in the plugin's process, {error}") from None
+            raise TryAgain(
+                f"the plugin's process could not receive an answer: {error}; close files that it does not need"
+            ) from None
         except Closed:
-            raise TryAgain("the daemon has ended, ends this process or has no free file descriptor") from None
+            raise TryAgain(
+                "the daemon did not answer: it has ended, is ending this process, or has no free file descriptor"
+            ) from None
 
     def _ask(self, channel: Channel, message: Message, *, first: bool) -> Message:
         channel.send(message, first=first)

@@ -71,9 +71,9 @@ class Inside:
             return
 
     def _end(self, error: NoDescriptorLeft) -> None:
-        """Have the daemon end this process and start it again: it could take no call any more."""
+        """Ask the daemon to end this process, which can receive no more calls, and to start it again."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        text = f"{error}; its limit is {most} files (LimitNOFILE of the daemon's unit)"
+        text = f"it could not receive a message: {error}; its limit is {most} files (LimitNOFILE of the daemon's unit)"
         with suppress(Closed):
             self._control.send({"op": "refusal", "message": text})
 

@@ -223,7 +223,7 @@ class Worker:
         return TryAgain(f"the process of plugin {self.name!r} ended during {what}: {self.why}; ask again")
 
     def given_up(self, why: str, what: str) -> TryAgain:
-        """Kill the process, and return the error of the call for which that was necessary. May wait."""
+        """Kill the process, and return the error of the call that failed. May wait."""
         self.kill(why)
         return self.left(what)
 
@@ -266,7 +266,7 @@ class Worker:
         except Closed:
             pass
         except Broken as error:
-            self.kill(f"it broke the wire: {error}")
+            self.kill(error.why)
         except Exception as error:  # such as no thread for a request of the plugin's own: nobody would listen any more
             LOG.exception("the daemon cannot listen to the process of plugin %s", self.name)
             self.kill(f"the daemon cannot listen to it: {error}")
@@ -319,12 +319,12 @@ class Worker:
         except Closed:
             return
         except Broken as error:
-            self.kill(f"it broke the wire: {error}")
+            self.kill(error.why)
         finally:
             channel.close()
 
     def _has_lost(self, error: NoDescriptorLeft) -> None:
-        """Tell of a request of the plugin's own that fails with TryAgain."""
+        """Log a request of the plugin that was lost. The plugin gets TryAgain."""
         LOG.warning("a request of plugin %s is lost: %s; raise LimitNOFILE of the daemon's unit", self.name, error)
 
     def _bury(self) -> None:

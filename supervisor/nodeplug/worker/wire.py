@@ -42,7 +42,7 @@ _SMALL: Final = 1 << 13
 """Bytes that are read at first; a message that has no more is small."""
 _CHUNK: Final = 1 << 18
 """Bytes that are read at once of one that has more: room that is not used costs time, too."""
-_FULL: Final = "no file descriptor was free to receive a message"
+_FULL: Final = "no file descriptor was free"
 _MANY: Final = f"more than {_DESCRIPTORS} descriptors come with its message"
 _AWAKE: Final = 300e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
 """Seconds in which a thread looks for a message again and again before it sleeps: most turns of a conversation are
@@ -60,13 +60,18 @@ def of_another_release(worker: object, daemon: object) -> str:
 class Broken(Exception):
     """The other end has sent what no end sends; the message says what."""
 
+    @property
+    def why(self) -> str:
+        """Why the process at the other end is ended for it."""
+        return f"it broke the wire: {self}"
+
 
 class Closed(Exception):
-    """Nothing more can be said or heard: the other end is gone, this one was closed, or a message is lost."""
+    """No message can be sent or received: the other end is gone, or this end was closed."""
 
 
 class NoDescriptorLeft(Closed):
-    """A message is lost: this process may open no more files, so it cannot take the descriptors of the message."""
+    """A message was lost: it came with descriptors, and this process may open no more files."""
 
 
 @dataclass(slots=True)
@@ -343,7 +348,7 @@ class Control:
 
 
 def _truncated(descriptors: Sequence[int]) -> Exception:
-    """Return why not all descriptors of a message were received (MSG_CTRUNC)."""
+    """Return the error for a message of which the kernel dropped descriptors (MSG_CTRUNC)."""
     return Broken(_MANY) if len(descriptors) >= _DESCRIPTORS else NoDescriptorLeft(_FULL)
 
 

@@ -207,7 +207,7 @@ def test_a_life_over_real_sockets_spans_no_two_cards(
 
 
 def _all_are_listed(kubelet: Kubelet) -> bool:
-    """Whether each unit is healthy, or withheld: after a refusal, free units of another card than the emptiest are."""
+    """Whether all units are listed, and those in use are healthy. After a refusal, free units may be withheld."""
     table, used = kubelet.resources[MEM].table, kubelet.ledger.in_use.get(MEM, set())
     if table is None or not table.healthy:
         return False

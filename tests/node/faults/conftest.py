@@ -1,10 +1,12 @@
 """The real daemon, a plugin that misbehaves on demand, and the callers' real executables."""
 
 import json
+import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,14 @@ class Node:
 
     def descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.scratch.pid}/fd").iterdir()))
+
+    def opened(self, file: Path) -> int:
+        """Return how many descriptors the daemon has of a file, such as a namespace."""
+        wanted, found = file.stat(), 0
+        for descriptor in Path(f"/proc/{self.scratch.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it was closed
+                found += os.path.samestat(descriptor.stat(), wanted)
+        return found
 
     def proc(self, key: str) -> int:
         """A number of /proc/PID/status, such as Threads or VmRSS (in KiB)."""

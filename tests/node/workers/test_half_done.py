@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tests.node.workers.mender import LINK
 from tests.node.workers.test_networks import call
+from tests.started import until_all_run
 
 from nodeplug import mounts, unmount
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug.testing.waiting import until
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def make_node(short_path: Path, tmp_path: Path) -> Iterator[Callable[[str], Scra
         env = {"PYTHONPATH": str(Path(__file__).parent)}
         made.append(ScratchNode(short_path, section, supervisor='listen = ""\n', env=env, fork=True))
         made[0].start()
-        until_running(made[0])
+        until_all_run(made[0])
         return made[0]
 
     yield make
@@ -36,10 +36,6 @@ def make_node(short_path: Path, tmp_path: Path) -> Iterator[Callable[[str], Scra
         node.kill()
     for target in mounted_below(short_path):
         unmount(target, lazy=True)
-
-
-def until_running(node: ScratchNode) -> None:
-    until(lambda: node.status()["plugins"][0]["state"] == "running")
 
 
 def mounted_below(folder: Path) -> list[str]:
@@ -76,7 +72,7 @@ def test_a_mount_that_is_half_done_by_a_killed_process_is_undone_and_done_when_r
     failed = mount()
     assert failed["status"] == "Failure"
     assert f"the process of plugin 'guest' ended during {at}: it was killed by SIGKILL; ask again" in failed["message"]
-    until_running(node)
+    until_all_run(node)
     assert (seen(node), records(node)) == (record, [])
     assert mounted_below(node.root) == []
     assert mount() == {"status": "Success"}
@@ -93,7 +89,7 @@ def test_an_attachment_that_is_half_done_by_a_killed_process_is_undone_and_done_
     failed = call(node, "ADD", container)
     assert failed["code"] == 11
     assert "the process of plugin 'guest' ended during cni_add: it was killed by SIGKILL; ask again" in str(failed)
-    until_running(node)
+    until_all_run(node)
     assert (seen(node), records(node)) == ("add linking\n", [])
     assert LINK not in links()
     assert call(node, "ADD", container)["interfaces"] == [{"name": LINK}]

@@ -126,26 +126,25 @@ def ends_itself(why: str) -> Check:
     return check
 
 
-def keeps_to_its_descriptors(node: Node, begin: Callable[[], object], why: str) -> None:
-    before = node.descriptors()
-    begin()
-    assert node.call("other") == ""
-    assert len(node.descriptors()) < len(before) + 8
-    assert re.search(why, node.until_started_again()), node.scratch.log[-5000:]
-    passing = ("socket:", "anon_inode:[pidfd]", str(node.scratch.paths.state))  # what is just being written, too
-    stay = {number: link for number, link in before.items() if not link.startswith(passing)}
-    assert stay.items() <= node.descriptors().items()
+def keeps_to_its_descriptors(why: str) -> Check:
+    def check(node: Node) -> None:
+        before = node.descriptors()
+        node.call()
+        assert node.call("other") == ""
+        assert len(node.descriptors()) < len(before) + 8
+        assert re.search(why, node.until_started_again()), node.scratch.log[-5000:]
+        passing = ("socket:", "anon_inode:[pidfd]", str(node.scratch.paths.state))  # what is just being written, too
+        stay = {number: link for number, link in before.items() if not link.startswith(passing)}
+        assert stay.items() <= node.descriptors().items()
+
+    return check
 
 
-def closes_its_own(node: Node) -> None:
-    # The answer of the call meets a closed channel. What is seen of that first depends on what else is asked meanwhile.
-    seen = "did not come back|it closed the channel of a call and lived on|it exited with status 0"
-    keeps_to_its_descriptors(node, node.call, seen)
-
-
-def opens_its_own(node: Node) -> None:
-    # It hangs, unless it is asked for something that takes another channel meanwhile: see `test_no_descriptors`.
-    keeps_to_its_descriptors(node, node.call, "did not come back|no file descriptor was free to receive a message")
+# Each hangs, unless the daemon asks for its health or metrics meanwhile. `test_no_descriptors` makes such a call.
+CLOSES = keeps_to_its_descriptors(
+    "did not come back|it closed the channel of a call and lived on|it exited with status 0"
+)
+OPENS = keeps_to_its_descriptors("did not come back|no file descriptor was free")
 
 
 def moves_itself(node: Node) -> None:
@@ -222,7 +221,7 @@ ROWS = [
         "closes descriptors of others",
         "closes descriptors",
         (ENDS, ends_the_daemon),
-        ("it has closed its own; it ends or hangs, and is started again", closes_its_own),
+        ("it has closed its own; it ends or hangs, and is started again", CLOSES),
         OVERDUE,
     ),
     Row(
@@ -231,7 +230,7 @@ ROWS = [
         ("no caller reaches the daemon any more", shuts_callers_out),
         (
             "it is ended and started again; the daemon has as many as before",
-            opens_its_own,
+            OPENS,
         ),
         OVERDUE,
     ),

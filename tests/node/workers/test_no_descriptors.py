@@ -1,4 +1,4 @@
-"""A plugin's process, or the daemon, may open no more files: who cannot take a message is told apart, and why."""
+"""A plugin's process, or the daemon, may open no more files: the error says which of them lost a message."""
 
 import asyncio
 import resource
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from tests.node.workers.conftest import Guests
 
 Play = Callable[[Any], None]
-LOST = "no file descriptor was free to receive a message"
+FULL = "no file descriptor was free"
+LOST = f"it could not receive a message: {FULL}"
 MOST = 64
 pytestmark = pytest.mark.unprivileged
 
@@ -65,8 +66,8 @@ def test_a_daemon_that_cannot_take_a_request_of_a_plugin_lets_its_process_live(
         await guests.apply(guest=guests.section(at="start", how="asks again and again"))
         pid = guests.pid()
         with no_room_for_descriptors():
-            await guests.until(lambda: f"a request of plugin guest is lost: {LOST}; raise LimitNOFILE" in caplog.text)
-            refused = "the daemon has ended, ends this process or has no free file descriptor"
+            await guests.until(lambda: f"a request of plugin guest is lost: {FULL}; raise LimitNOFILE" in caplog.text)
+            refused = "it has ended, is ending this process, or has no free file descriptor"
             await guests.until(lambda: refused in caplog.text)
         await guests.until(lambda: "it was answered again" in caplog.text)
         await guests.call("device_list")
@@ -78,7 +79,7 @@ def test_a_daemon_that_cannot_take_a_request_of_a_plugin_lets_its_process_live(
 def test_a_daemon_that_cannot_take_an_answer_says_so_of_the_process_that_it_ends(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(at="device_list", how="hoards", once=str(guests.folder / "once")))
-        why = f"ended during device_list: in the daemon, {LOST}; raise LimitNOFILE"
+        why = f"ended during device_list: the daemon could not receive its message: {FULL}; raise"
         with no_room_for_descriptors(), pytest.raises(n.TryAgain, match=why):
             await guests.call("device_list")
         await guests.until(lambda: guests.state() == "running")

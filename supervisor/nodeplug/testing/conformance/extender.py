@@ -1,8 +1,8 @@
 """Rules for scheduler extenders: kube-scheduler's `extender/v1`.
 
 Owns: what a filter, scores and victims must be for a scheduler that asks about the same pod again and again.
-Refuses: `bind`, which takes an API server, and timing; how long a filter takes is reported, and judged only by whether
-the daemon answers before the scheduler would give it up.
+Refuses: `bind`, which takes an API server, and timing; how long a filter takes is reported, and judged only by the
+daemon's deadline for it, which is shorter than the scheduler's.
 """
 
 import time
@@ -25,8 +25,8 @@ _REASONS: Final = 10
 """Reasons of a filter that are no sign of a text per node."""
 _VERDICTS: Final = 3
 _HTTP_TIMEOUT: Final = 5.0
-"""Seconds that kube-scheduler waits (`httpTimeout`). The daemon ends a call before that, and says which plugin is slow.
-The scheduler of a rule waits longer, since a busy machine may be late."""
+"""kube-scheduler's default `httpTimeout` in seconds. The daemon's deadline is shorter, so that its error names the slow
+plugin. The scheduler of a rule waits longer than this: on a busy machine the daemon's answer may be late."""
 _T = TypeVar("_T")
 _Nodes = Mapping[str, Mapping[str, Any]]
 
