@@ -1,15 +1,16 @@
-"""The plugin's core on machines and beside kubelets that a test changes, without sockets or threads.
+"""The plugin's core on machines and beside kubelets that a test changes, without sockets or threads; and whole plugins.
 
 Owns: what a test changes, and the clock.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.gpu.core.gpu_node import MEM, GpuNode
+from tests.gpu.core.gpu_plugins import GpuPlugins
 
 from nodeplug import (
     Device,
@@ -157,3 +158,22 @@ def divided(card: Callable[..., Card]) -> Callable[..., Card]:
         return card(number, 80, mig=True, instances=instances)
 
     return make
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Iterator[GpuPlugins]:
+    """Makes instances of the plugin, which have stopped at the end."""
+    made = GpuPlugins(tmp_path)
+    yield made
+    for plugin in made.made:
+        plugin.stop()
+
+
+@pytest.fixture
+def with_nodes(tmp_path: Path) -> str:
+    """A root whose /dev has a card."""
+    root = tmp_path / "nodes"
+    (root / "dev").mkdir(parents=True)
+    for name in ("nvidiactl", "nvidia0"):
+        (root / "dev" / name).touch()
+    return str(root)
