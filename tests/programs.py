@@ -94,10 +94,11 @@ BASE = frozenset(_WORDS.split())
 BROUGHT: Mapping[str, Sequence[str]] = {
     "aarch64-linux-gnu-gcc": ("aarch64-linux-gnu-as", "aarch64-linux-gnu-ld"),
     "cc": ("as", "ld"),
+    "containerd": ("containerd-shim-runc-v2", "ctr"),
     "gcc": ("as", "ld"),
     "podman": ("conmon",),
 }
-"""What a declared program executes itself, from a package that its own depends on."""
+"""What comes with a declared program: from its package, or from one that its own depends on."""
 OPTIONAL = ("getopt", "ldconfig", "lsb_release", "cc", "gcc", "as", "ld")
 """What is executed where it is there, and done without elsewhere: by Python, by pip, and by `nodeplug install`."""
 COMPILERS = frozenset({"cc", "gcc"})

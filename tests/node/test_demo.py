@@ -50,6 +50,7 @@ def test_it_ends_well_as_an_ordinary_user(other_user: Any) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.programs("mount")
 def test_addresses_of_the_machine_s_own_networks_are_not_its_business(other_user: Any) -> None:
     """The pools of a node are root's, and `--root` does not move them."""
     if subprocess.run([*other_user.prefix, "unshare", "-Urnm", "true"], check=False).returncode:

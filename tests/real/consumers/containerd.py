@@ -181,7 +181,7 @@ class Containerd:
         Raises:
             PluginError: it did not answer in time; the message carries the end of its log.
         """
-        may_execute("mkfs.erofs")  # to know which snapshots it can make
+        may_execute("mkfs.erofs", "modprobe")  # to know which snapshots it can make
         # It hands its environment and its working directory to every plugin.
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
