@@ -77,6 +77,7 @@ PACKAGES: Mapping[str, str] = {
     "strace": "strace",
     "sysctl": "procps",
     "systemctl": "systemd",
+    "systemd-run": "systemd",
     "tc": "iproute2",
     "umount": "mount",
     "unshare": "util-linux",
@@ -84,7 +85,7 @@ PACKAGES: Mapping[str, str] = {
 }
 """Debian's packages of the programs that tests declare."""
 _WORDS = (
-    "base64 bash cat chgrp chmod chown cp cut date dd dirname echo env expand expr false find grep head hostname id "
+    "base64 bash cat chgrp chmod chown cp cut date dd dirname du echo env expand expr false find grep head hostname id "
     "install gzip ld.so ldd ln ls mkdir mkfifo mktemp mv nice nohup printf pwd readlink realpath rm rmdir "
     "sed sh sha256sum sleep sort stat sync tail tar tee test timeout touch tr true truncate tty uname "
     "uniq wc which xargs yes"

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.programs import may_execute
 from tests.real.consumers.api_server import ApiServer
 from tests.real.consumers.containerd import BUSYBOX, PAUSE, Containerd
 from tests.real.consumers.control_plane import ControlPlane
@@ -196,6 +197,7 @@ class KubeletProcess:
         Raises:
             PluginError: it ended or did not become healthy in time; the message carries the end of its log.
         """
+        may_execute("systemd-run")  # to know whether systemd can mount for it
         make_cgroup(self.node.cgroup)  # a runtime may have removed it with the last of its containers
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
