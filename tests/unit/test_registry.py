@@ -1,3 +1,5 @@
+"""The registry: who owns which claims, which hooks a plugin may have, and who is called."""
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

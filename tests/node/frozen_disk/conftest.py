@@ -14,7 +14,7 @@ from nodeplug.testing.waiting import until
 PLUGIN = """
 import pathlib
 
-from nodeplug import CniClaim, CniResult, Device, DeviceClaim, DeviceId, Grant, TryAgain, VolumeClaim, hookimpl
+from nodeplug import CniClaim, CniResult, Device, DeviceClaim, DeviceId, Grant, TryAgain, hookimpl
 
 class Net:
     def __init__(self, config, host):
@@ -40,7 +40,7 @@ class Net:
 
 
 STAGER = """
-from nodeplug import CniClaim, DeviceClaim, VolumeClaim, hookimpl, mount
+from nodeplug import VolumeClaim, hookimpl, mount
 
 class Stager:
     def __init__(self, config, host):

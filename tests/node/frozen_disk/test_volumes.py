@@ -12,8 +12,6 @@ from nodeplug.testing import FlexCaller, FlexFailure, FlexVolume, ScratchNode
 from nodeplug.testing.waiting import until
 
 POD = Pod(name="web", uid="uid-1")
-
-
 DATA = FlexVolume("data", {"name": "data", "size": "16Mi"})
 
 

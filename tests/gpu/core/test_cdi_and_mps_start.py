@@ -1,4 +1,4 @@
-"""The first lists of cards that need more than the driver: a CDI spec, or an MPS daemon."""
+"""What a plugin does until a CDI spec is written, or an MPS daemon has started: lists, health and allocations."""
 
 import json
 import os

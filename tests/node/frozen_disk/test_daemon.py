@@ -1,4 +1,4 @@
-"""A filesystem that is frozen under the state folder stops nobody who does not need it."""
+"""The daemon and its CNI calls while a filesystem with one of its folders is frozen."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A frozen filesystem under the state folder or kubelet's folder of sockets holds up no device."""
+"""Devices while the filesystem of the state folder, or of kubelet's sockets, is frozen."""
 
 import subprocess
 from collections.abc import Callable, Iterator
