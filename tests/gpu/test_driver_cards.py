@@ -93,8 +93,10 @@ def test_while_the_process_is_replaced_its_cards_are_kept_with_the_reason(watche
 
 
 def test_a_process_that_stands_still_is_replaced(watch: Watch, machine: Any) -> None:
-    watched = watch(machine, hang_after=1.0 if machine.kind == "mock" else 5.0)
-    before = watched.running()
+    watched = watch(machine, poll=3600.0, hang_after=1.0 if machine.kind == "mock" else 5.0)
+    began = watched.running()
+    watched.driver.poll()  # what answers it has sent a heartbeat; one that has sent none is given longer
+    before = watched.until(lambda snapshot: snapshot.taken > began.taken)
     os.kill(watched.driver.pid, signal.SIGSTOP)
     watched.until(lambda snapshot: snapshot.state == "running" and snapshot.generation > before.generation)
     assert any("no heartbeat" in snapshot.reason for snapshot in watched.snapshots)
