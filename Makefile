@@ -43,7 +43,7 @@ demo: can-demo $(STAMP) ## Play a pod's whole life against the daemon, as root o
 
 test: lint quick ## Run lint, types and the quick suite (what needs root or a package is skipped with its reason)
 
-test-all: lint ## Run lint, types and every test that this machine can run but the long ones; `make consumers image` builds what more of them need
+test-all: lint ## Run lint, types and every test that this machine can run but those of `make soak` and `make matrix`; `make consumers image` builds what more of them need
 	NODEPLUG_EXAMPLES=many $(PYTEST) -m "not soak and not matrix"
 
 quick: $(STAMP)
@@ -62,7 +62,7 @@ soak: $(STAMP) ## Run long lives, and what costs most of what other suites test 
 matrix: $(STAMP) ## Run what needs other releases: of Debian and its Python, kubelet, containerd (an hour, 4 GB once; needs root)
 	.ci/matrix
 
-mutants: $(STAMP) ## Change the code in small ways and see whether tests notice (hours; goes on where it stopped)
+mutants: $(STAMP) ## Change the code in small ways and see whether tests notice (half a day; goes on where it stopped)
 	$(RUN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --workers $(WORKERS) $(MUTANTS)
 
 lint: $(STAMP) ## Check format, lint, types, layers, spelling
@@ -75,10 +75,10 @@ lint: $(STAMP) ## Check format, lint, types, layers, spelling
 unit: $(STAMP) ## Run the tests of the quick suite that need nothing but Python: unit, protocol, meta
 	$(PYTEST) -m quick tests/unit tests/protocol tests/meta
 
-node: $(STAMP) ## Run every test on a node: namespaces, mounts, sockets (without root, what needs none)
+node: $(STAMP) ## Run the tests on a node: namespaces, mounts, sockets (without root, what needs none)
 	$(PYTEST) tests/node
 
-gpu: $(STAMP) ## Run every test of the GPU plugin; on a machine with a card it runs there
+gpu: $(STAMP) ## Run the tests of the GPU plugin; on a machine with a card it runs there
 	$(PYTEST) tests/gpu
 
 gpu-proof: ## Prove on a real card what simulated ones cannot, in less than ten minutes (docs/gpu-hardware.md)

@@ -1,6 +1,7 @@
 """The script of continuous integration, with commands that do nothing: what runs, what a failure ends, what is told."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ pytestmark = pytest.mark.programs("awk")
 ROOT = Path(__file__).parents[2]
 MAKE = """#!/bin/bash
 trap 'echo "$1" >>{folder}/ended' EXIT
+echo "$@" >>{folder}/asked
 case $1 in
 {failing}) printf "much before\\nFAILED $1\\n"
     [ {hanging} = - ] || until [ -e {folder}/hangs ]; do sleep 0.01; done; exit 3 ;;
@@ -114,3 +116,9 @@ def test_a_part_that_is_ended_as_it_begins_leaves_the_end_to_the_script(tmp_path
     assert done.returncode in {127, 128 + signal.SIGTERM}  # bash 5.2 does not know any more what has ended it
     assert done.stdout.count("== seconds and share of each part") == 1
     assert "packages" in told(done)
+
+
+def test_the_quick_suite_runs_with_a_budget(tmp_path: Path) -> None:
+    play(tmp_path)
+    (quick,) = [line for line in (tmp_path / "asked").read_text().splitlines() if line.startswith("quick ")]
+    assert re.search(r"--cpu-budget [1-9][0-9]+\b", quick)

@@ -94,6 +94,14 @@ def test_every_suite_is_chosen_by_a_command() -> None:
     assert [suite for suite in SUITES if not re.search(rf"(?<!not )\b{suite}\b", chosen)] == []
 
 
+def test_the_quick_suite_and_the_rest_together_choose_every_suite_of_continuous_integration() -> None:
+    run = Path(ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert all(f"make {target}" in run for target in ("quick", "rest"))
+    (quick,) = re.findall(r"^quick:.*\n\t.* -m (\w+)", MAKEFILE, re.MULTILINE)
+    (rest,) = re.findall(r"^rest:.*\n\t.* -m \"(.*)\"", MAKEFILE, re.MULTILINE)
+    assert {quick, *rest.split(" or ")} >= {"quick", "whole", "consumers"}
+
+
 def test_every_test_of_a_kind_of_link_is_in_what_the_emulated_kernel_runs() -> None:
     """This is the only kernel that has them all, so a test elsewhere could be skipped everywhere."""
     (emulated,) = re.findall(r'^EMULATED="(.*?)"', script("emulated"), re.MULTILINE | re.DOTALL)
