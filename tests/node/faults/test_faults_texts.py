@@ -77,8 +77,9 @@ def test_megabytes_of_a_caller_are_shown_in_part(node: Any) -> None:
     assert len("\n".join(node.fresh)) < FEW_KIB
 
 
-def test_a_health_text_of_megabytes_is_shown_in_part(make_node: Callable[..., Any]) -> None:
-    node = make_node(huge=FEW_MB, faulty={"health": "huge_refusal"}, other={})
+@pytest.mark.parametrize("huge", divided([FEW_MB, MANY_MB], {FEW_MB}))
+def test_a_health_text_of_megabytes_is_shown_in_part(make_node: Callable[..., Any], huge: int) -> None:
+    node = make_node(huge=huge, faulty={"health": "huge_refusal"}, other={})
     node.until(lambda: "faulty" in node.scratch.status()["reasons"])
     status = node.scratch.status()
     assert len(str(status)) < 4 * FEW_KIB
