@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from tests.descendants import tree
 
 STANDARD = 0.008
 """CPU seconds of the fixed piece of Python on the machine where budgets are set."""
@@ -150,15 +151,7 @@ def time_fixed_work() -> float:
 
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process and all that descend from it, running or waited for."""
-    return sum(map(_own, _tree(pid))) / _TICKS
-
-
-def _tree(pid: int) -> Iterator[int]:
-    yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with suppress(OSError):
-            for child in (task / "children").read_text(encoding="ascii").split():
-                yield from _tree(int(child))
+    return sum(map(_own, tree(pid))) / _TICKS
 
 
 def _own(pid: int) -> int:

@@ -4,6 +4,9 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 _NETLINK_CONNECTOR, _CN_IDX_PROC, _CN_VAL_PROC = 11, 1, 1
 _NLMSG_DONE, _LISTEN, _SO_RCVBUFFORCE = 3, 1, 33
@@ -51,14 +54,17 @@ class Descendants:
     def executing(self) -> frozenset[int]:
         """Return the ids of descendants that have executed something since the last call.
 
-        An id that somebody else had in that time as well is left out, and so is everything if events were lost.
+        An id that somebody else had in that time as well is left out. If events were lost, everything is left out, and the
+        descendants are read from /proc.
         """
         lost = False
         while True:
             try:
                 self._take(self._socket.recv(4096))
             except BlockingIOError:
-                return self._lineage.executing(lost=lost)
+                if lost:
+                    self._lineage.begin_anew(frozenset(tree(os.getpid())))
+                return self._lineage.executing()
             except OSError:  # more came than the buffer holds
                 lost = True
 
@@ -96,12 +102,26 @@ class Lineage:
         """Take in that a process executes a program."""
         (self._executed_by_us if pid in self._ours else self._executed_by_others).add(pid)
 
-    def executing(self, *, lost: bool = False) -> frozenset[int]:
-        """Return the ids of descendants that have executed something since the last call, and nobody else's.
+    def begin_anew(self, ours: Collection[int]) -> None:
+        """Forget what came before, because some events did not: an id that others have by now would stay ours.
 
         Args:
-            lost: some events did not come.
+            ours: the ids of the process and its descendants.
         """
-        found = frozenset() if lost else frozenset(self._executed_by_us - self._executed_by_others)
+        self._ours = set(ours)
+        self._executed_by_us, self._executed_by_others = set(), set()
+
+    def executing(self) -> frozenset[int]:
+        """Return the ids of descendants that have executed something since the last call, and nobody else's."""
+        found = frozenset(self._executed_by_us - self._executed_by_others)
         self._executed_by_us, self._executed_by_others = set(), set()
         return found
+
+
+def tree(pid: int) -> Iterator[int]:
+    """Return the ids of a process and of all that descend from it, without those whose parent has ended."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            for child in (task / "children").read_text(encoding="ascii").split():
+                yield from tree(int(child))
