@@ -144,7 +144,8 @@ def test_a_library_that_is_not_in_the_spec_fails_the_stage(prove: Prove, driver:
 def test_kubelet_is_answered_beside_a_busy_card(prove: Prove) -> None:
     """How quickly is what the stage is for; here the machine may be busy with other tests."""
     result = prove(LOAD)
-    assert (result.verdict, result.reason) == ("passed", "") or re.search(" takes .* ms.*, at most ", result.reason)
+    slow = r"(idle|busy): [^;]* takes \d+\.\d ms[^;]*, at most [\d.]+"
+    assert (result.verdict, result.reason) == ("passed", "") or re.fullmatch(rf"{slow}(; {slow})*", result.reason)
     assert result.figures["units"] > 10_000
 
 

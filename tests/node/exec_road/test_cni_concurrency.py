@@ -82,6 +82,7 @@ def test_a_plugin_that_blocks_does_not_block_other_containers(road: ExecRoad, en
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("road", ["compiled", "script"], indirect=True)
 @pytest.mark.usefixtures("no_leak")
 def test_two_hundred_calls_at_once_are_all_answered(road: ExecRoad, env: Env, impatient: Callable[..., None]) -> None:
     if not road.native:  # so many interpreters at once keep a loaded machine busy for longer than 10 s

@@ -250,9 +250,9 @@ def test_before_the_first_answer_of_the_api_server_the_scheduler_is_told_to_ask_
                     scheduler.filter(wanting("one", 1), ["a"])
                 return str(caught.value)
 
-            until(lambda: "the API server refused to list" in refused(), found=refused)
-            told = node.status()["reasons"]["scheduler extenders"]
-            assert "the API server refused to list" in told
+            sentence = "the nodes are not known yet: the API server refused to list"
+            until(lambda: sentence in refused(), found=refused)
+            assert "the API server refused to list nodes" in node.status()["reasons"]["scheduler extenders"]
     with asking(node, "gpu-mem") as scheduler:
         until(lambda: all_followed(node), found=lambda: node.log)
         assert fits(scheduler, wanting("one", 1))

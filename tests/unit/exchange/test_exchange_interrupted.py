@@ -138,6 +138,7 @@ def test_a_stop_that_hangs_keeps_no_later_instance_from_serving(net: "Nets") -> 
     net.run(scenario)
     told = [what for what in net.life if what != "stop first"]  # its thread may begin late
     assert told[-1] == "added third"
+    assert net.life.count("stop first") <= 1
 
 
 def test_a_start_that_hangs_keeps_the_former_configuration_from_nothing(net: "Nets") -> None:
@@ -154,6 +155,7 @@ def test_a_start_that_hangs_keeps_the_former_configuration_from_nothing(net: "Ne
     net.run(scenario)
     told = [what for what in net.life if what != "start second"]  # its thread may begin late
     assert told[-3:] == ["start first", "add first", "added first"]
+    assert net.life.count("start second") <= 1
 
 
 @pytest.mark.parametrize("turns", [30])
