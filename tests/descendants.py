@@ -54,7 +54,7 @@ class Descendants:
     def executing(self) -> frozenset[int]:
         """Return the ids of descendants that have executed something since the last call.
 
-        An id that somebody else had in that time as well is left out. If events were lost, everything is left out, and the
+        An id that somebody else had in that time as well is left out. If events were lost, everything is, and the
         descendants are read from /proc.
         """
         lost = False
