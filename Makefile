@@ -56,8 +56,8 @@ rest: $(STAMP)
 delayed: $(STAMP) ## Run the quick suite while threads, programs, event loops and ends of namespaces are late at random, to find tests that rely on an order of events
 	$(RUN)/python -m tests.delays -n $(WORKERS) --dist loadgroup --durations 10 -m quick
 
-soak: $(STAMP) ## Run long lives, and what costs most of what other suites test in another way: hours (none chosen is no failure)
-	NODEPLUG_EXAMPLES=many $(RUN)/pytest -m soak --durations 10 || [ $$? = 5 ]
+soak: $(STAMP) ## Run long lives, and other tests that cost most: two hours (none chosen is no failure)
+	NODEPLUG_EXAMPLES=many $(RUN)/pytest -n $$(($$(nproc) + 2)) --dist loadgroup --durations 10 -m soak || [ $$? = 5 ]
 
 matrix: $(STAMP) ## Run what needs other releases: of Debian and its Python, kubelet, containerd (an hour, 4 GB once; needs root)
 	.ci/matrix

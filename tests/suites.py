@@ -16,7 +16,7 @@ SUITES: Mapping[str, str] = {
     "quick": "lint and types aside, what `make test` runs; every unmarked test",
     "whole": "what the quick suite leaves out for its cost: `make test-all`",
     "consumers": "needs a real consumer, built or Debian's: `make test-all`; every test in tests/real",
-    "soak": "long lives, and what costs most of what other suites test in another way: `make soak`",
+    "soak": "long lives, and other tests that cost most: `make soak`",
     "matrix": "needs another release of a consumer, of Python or of Debian: `make matrix`",
 }
 """By mark, what the suite is."""
