@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ _RECORD: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT\S+Z [A-Z]+ )", re.MULTILINE)
 _TELLING: Final = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) |\S+ \S+ nodeplug\.plugin\.")
 _NUMBERS: Final = re.compile(r"^\S+ |\[[0-9a-f]{8}\b|request [0-9a-f]{8}\b")
 _RECORDS: Final = 4
+_QUIET: Final = 0.3
+_QUIET_AT_LAST: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +185,19 @@ def _serve(screen: _Screen, node: ScratchNode, name: str, example: Mapping[str, 
             for act, told in styles[kind](node, what, example):
                 screen.line("green", act, told)
         except _FAILURES:
-            screen.line("red", "log", _end_of(node.log))
+            screen.line("red", "log", _end_of(_quiet_log(node)))
             raise
+
+
+def _quiet_log(node: ScratchNode) -> str:
+    """Return the log when nothing has come for a moment.
+
+    The daemon hears what a plugin's process logs on another channel than its answer, and may write it a little later.
+    """
+    log, latest = "", time.monotonic() + _QUIET_AT_LAST
+    while log != (log := node.log) and time.monotonic() < latest:
+        time.sleep(_QUIET)
+    return log
 
 
 def _end_of(log: str) -> str:
