@@ -100,7 +100,7 @@ BROUGHT: Mapping[str, Sequence[str]] = {
     "podman": ("conmon",),
 }
 """What comes with a declared program: from its package, or from one that its own depends on."""
-OPTIONAL = ("getopt", "ldconfig", "lsb_release", "cc", "gcc", "as", "ld")
+OPTIONAL = ("file", "getopt", "ldconfig", "lsb_release", "cc", "gcc", "as", "ld")
 """What is executed where it is there, and done without elsewhere: by Python, by pip, and by `nodeplug install`."""
 COMPILERS = frozenset({"cc", "gcc"})
 """Of these, what a test that executes it itself declares all the same."""
