@@ -68,7 +68,7 @@ _TELLING: Final = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) |\S+ \S+ nodeplug\.p
 _NUMBERS: Final = re.compile(r"^\S+ |\[[0-9a-f]{8}\b|request [0-9a-f]{8}\b")
 _RECORDS: Final = 4
 _QUIET: Final = 0.3
-_QUIET_AT_LAST: Final = 3.0
+_LONGEST: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +190,16 @@ def _serve(screen: _Screen, node: ScratchNode, name: str, example: Mapping[str, 
 
 
 def _quiet_log(node: ScratchNode) -> str:
-    """Return the log when nothing has come for a moment.
+    """Return the daemon's log once `_QUIET` seconds have brought nothing new, after `_LONGEST` seconds at the latest.
 
-    The daemon hears what a plugin's process logs on another channel than its answer, and may write it a little later.
+    A plugin's process sends its log records and its answers on different sockets, so the daemon may write the records
+    of a call that failed after the failure is told.
     """
-    log, latest = "", time.monotonic() + _QUIET_AT_LAST
-    while log != (log := node.log) and time.monotonic() < latest:
+    latest = time.monotonic() + _LONGEST
+    before, log = "", node.log
+    while log != before and time.monotonic() < latest:
         time.sleep(_QUIET)
+        before, log = log, node.log
     return log
 
 

@@ -62,7 +62,7 @@ class Broken(Exception):
 
     @property
     def why(self) -> str:
-        """Why the process at the other end is ended for it."""
+        """The reason that is told when the process at the other end is killed for it."""
         return f"it broke the wire: {self}"
 
 
