@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.node.frozen_disk.freezing import NET
+from tests.node.frozen_disk.freezing import NET, thaw_if_frozen
 from tests.programs import need
 
 from nodeplug.testing import ScratchNode
@@ -85,7 +85,7 @@ def make_disk(has_loop_devices: None, tmp_path: Path, short_path: Path) -> Itera
 
     yield make
     for folder in made:
-        subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
+        thaw_if_frozen(folder)
         subprocess.run(["umount", "-l", folder], check=True)
 
 
@@ -112,5 +112,5 @@ def node(disk: Path, short_path: Path, code: Path) -> Iterator[ScratchNode]:
     yield made
     # A thread that a disk holds keeps even a killed process: thaw first.
     for folder in (disk, made.paths.attachments):
-        subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
+        thaw_if_frozen(folder)
     made.kill()

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from tests.node.frozen_disk.freezing import freeze, thaw
+from tests.node.frozen_disk.freezing import freeze, thaw, thaw_if_frozen
 
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.scratch_cni import new_netns
@@ -108,7 +108,7 @@ def test_probes_are_answered_while_the_folder_of_the_exec_socket_is_frozen(
         until(lambda: "has been recreated" in node.log)
         assert node.status()["plugins"] == []
     finally:
-        subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
+        thaw_if_frozen(folder)
         node.kill()
 
 

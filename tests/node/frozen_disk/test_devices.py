@@ -1,12 +1,11 @@
 """Devices while the filesystem of the state folder, or of kubelet's sockets, is frozen."""
 
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.node.frozen_disk.freezing import NET, freeze, thaw
+from tests.node.frozen_disk.freezing import NET, freeze, thaw, thaw_if_frozen
 
 from nodeplug.testing import BlockingKubelet, ScratchNode
 from nodeplug.testing.waiting import until
@@ -26,7 +25,7 @@ def beside_kubelet(disk: Path, root: Path, code: Path) -> Iterator[tuple[Scratch
         try:
             yield node, kubelet
         finally:
-            subprocess.run(["fsfreeze", "-u", disk], capture_output=True, check=False)
+            thaw_if_frozen(disk)
             node.kill()
 
 
