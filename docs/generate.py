@@ -41,6 +41,7 @@ from nodeplug.contract.errors import WIRES, DelegateFailed
 from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.fields import show_quantity, write_quantity
 from nodeplug.hosting.call import Call
+from nodeplug.hosting.rights import RIGHTS
 from nodeplug.hosting.slot import Slot
 from nodeplug.loading.discovery import find
 from nodeplug.observe.metrics import OK, Metrics
@@ -89,6 +90,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "section": lambda: _keys(PluginSection),
         "plugin": lambda: _keys(find(argument).config_model),
         "errors": _errors,
+        "rights": _rights,
         "metrics": _metrics,
         "hook": lambda: _hook(argument),
         "before": _before,
@@ -98,6 +100,18 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "methods": lambda: _methods(getattr(nodeplug.testing, argument)),
     }
     return kinds[kind]()
+
+
+# --- what plugins may ask
+
+
+def _rights() -> str:
+    """Return who may ask for which operation, one row for each right."""
+    operations: dict[str, list[str]] = {}
+    for name, right in RIGHTS.items():
+        operations.setdefault(right.text, []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | {text} |" for text, names in operations.items()]
+    return "\n".join(["| operation of `host` | who may ask |", "|---|---|", *rows])
 
 
 # --- keys of the configuration

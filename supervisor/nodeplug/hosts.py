@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 from nodeplug.cni.attachments import Attachments
@@ -22,12 +23,15 @@ from nodeplug.contract.values import CniRecord, Holding, ResourceName
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
 from nodeplug.dra.section import DynamicResources
+from nodeplug.hosting import rights
 from nodeplug.hosting.kept_sockets import SocketsBySection
 from nodeplug.hosting.own_folders import OwnFolders
 from nodeplug.hosting.plugin_users import PluginUsers
 from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.rights import Permits
 from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process import across
+from nodeplug.worker.answering import ANSWERS, UNANSWERED
 from nodeplug.worker.cgroups import Cgroups
 from nodeplug.worker.programs import Programs
 
@@ -38,6 +42,8 @@ PROVISIONER: Final = "csi-provisioner"
 """The name of the one in which it notes those that it creates for claims."""
 CLAIMS: Final = "resource-claims"
 """The name of the one in which it notes what claims of devices have."""
+EXCLUSIVE: Final = "exclusive-claims"
+"""The name of the one in which it notes which section had which exclusive claim."""
 EXTENDER: Final = "[extender]"
 """The name under which the socket of scheduler extenders is kept for the next daemon."""
 
@@ -59,16 +65,19 @@ class Hosts:
     cgroups: Cgroups
     users: PluginUsers
     networks: Callable[[str], ClusterNetworks]
-    scheduling: Callable[[str], ClusterScheduling]
+    scheduling: Callable[[], ClusterScheduling]
     sockets: SocketsBySection = field(default_factory=SocketsBySection)
 
     def __post_init__(self) -> None:
+        rights.verify(ANSWERS.keys() | UNANSWERED)
         self._loop = asyncio.get_running_loop()
 
     def make(self, plugin: str) -> Host:
         """Make the host of a section's plugin, in the thread that loads it; raise PluginError if it gets no folders."""
         state, run = self.folders.make_for(plugin)
         log = logging.LoggerAdapter(logging.getLogger(f"nodeplug.plugin.{plugin}"), {"plugin": plugin})
+        permits = Permits(plugin, self.registry, self.delegation.in_flight)
+        ask = permits.checked
         return Host(
             plugin=plugin,
             node_name=self.node,
@@ -77,17 +86,19 @@ class Hosts:
             journal=self.journal(plugin),
             state_dir=state,
             run_dir=run,
-            _refresh=lambda resource: self._pass_on(self._list_again, resource),
-            _delegate=self.delegation,
-            _holders=self._holdings,
-            _former=lambda: self._former_sections(plugin),
+            _refresh=ask("refresh", lambda resource: self._pass_on(partial(self._list_again, permits), resource)),
+            _delegate=ask("delegate", self.delegation),
+            _holders=ask("holders", self._holdings),
+            _former=ask("former_sections", lambda: self._former_sections(plugin)),
             cgroups=Programs(self.cgroups, plugin),
-            _refresh_health=lambda: self._pass_on(self.registry.want_health, plugin),
+            _refresh_health=ask("refresh_health", lambda: self._pass_on(self.registry.want_health, plugin)),
             sockets=self.sockets.of(plugin),
-            _attachments=lambda: self._attachments(plugin),
-            networks=self.networks(plugin),
-            scheduling=self.scheduling(plugin),
-            _refresh_cluster=lambda: self._pass_on(lambda _: self.registry.cluster_news.set(), plugin),
+            _attachments=ask("attachments", lambda: self._attachments(plugin)),
+            networks=permits.checked_member("networks", self.networks(plugin)),
+            scheduling=permits.checked_member("scheduling", self.scheduling()),
+            _refresh_cluster=ask(
+                "refresh_cluster", lambda: self._pass_on(lambda _: self.registry.cluster_news.set(), plugin)
+            ),
         )
 
     async def keep(self) -> None:
@@ -103,10 +114,11 @@ class Hosts:
     def _journal(self, folder: str) -> Journal:
         return Journal(self.paths.journal / folder, self.boot_id, self.disk.removals)
 
-    def _list_again(self, resource: ResourceName) -> None:
-        """Have whichever front serves a resource list it again."""
-        self.resources.refresh(resource)
-        self.claims.refresh(resource)
+    def _list_again(self, permits: Permits, resource: ResourceName) -> None:
+        """Have whichever front serves a resource list it again, if it is one of the section's."""
+        if resource in permits.serves("device"):
+            self.resources.refresh(resource)
+            self.claims.refresh(resource)
 
     def _holdings(self, resource: ResourceName) -> list[Holding]:
         """Return who holds what of a resource, by containers and by claims; in a plugin's thread."""
@@ -124,10 +136,25 @@ class Hosts:
         return [record for _, record in sorted(found, key=lambda one: one[0])]
 
     def _former_sections(self, asking: str) -> list[FormerSection]:
-        """Look, in a plugin's thread, for what is left of sections that have no plugin."""
+        """Return what is left of sections without a plugin that had the same exclusive claim; in a plugin's thread."""
+        instance = self.registry.plugins.get(asking)
+        if instance is None:
+            return []
+        claims = {claim.name for claim in instance.claims if claim.kind == "exclusive"}
+        known = self.journal(EXCLUSIVE)
+        before = {file_name(entry.key): entry for entry in known.entries()}
+        mine = {"uses": instance.uses, "claims": sorted(claims)}
+        if (entry := before.get(file_name(asking))) is None or entry.data != mine:
+            known.write(asking, phase="registered", data=mine)
         state, run = self.paths.state / "plugins", self.paths.run / "plugins"
-        others = self.folders.others([asking, VOLUMES, PROVISIONER, CLAIMS, *self.registry.plugins])
-        return [FormerSection(self._journal(one), state / one, run / one) for one in others]
+        others = self.folders.others([asking, VOLUMES, PROVISIONER, CLAIMS, EXCLUSIVE, *self.registry.plugins])
+        return [
+            FormerSection(self._journal(one), state / one, run / one)
+            for one in others
+            if (entry := before.get(one)) is not None
+            and entry.data.get("uses") == instance.uses
+            and claims.intersection(entry.data.get("claims", ()))
+        ]
 
     def _pass_on(self, request: Callable[[_Name], None], name: _Name) -> None:
         """Pass a request from a plugin's thread to the loop."""

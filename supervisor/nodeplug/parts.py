@@ -128,16 +128,21 @@ class Parts:
             resources=self.resources,
             podresources=self.podresources,
             claims=self.claims,
-            delegation=Delegation(self.registry, Delegates(self.attachments), visiting=self.runner.visiting),
+            delegation=Delegation(
+                self.registry,
+                Delegates(self.attachments),
+                visiting=self.runner.visiting,
+                in_flight=self.runner.in_flight,
+            ),
             cgroups=Cgroups(self.supervisor.cgroups, self.supervisor.program_cgroup),
             users=PluginUsers(self.paths, self.supervisor.plugin_user),
             networks=self.networks.door_of,
-            scheduling=self._scheduling_of,
+            scheduling=self._scheduling,
         )
 
-    def _scheduling_of(self, section: str) -> ClusterScheduling:
-        """Return what a section may ask of the cluster; the extenders keep their socket with `hosts`."""
-        return self.extender.door_of(section)
+    def _scheduling(self) -> ClusterScheduling:
+        """Return what plugins ask of the cluster; the extenders keep their socket with `hosts`."""
+        return self.extender.scheduling()
 
     @cached_property
     def lifecycle(self) -> Lifecycle:

@@ -1,4 +1,4 @@
-"""What a section of another name has left is found by the one that has the exclusive claim now, of any plugin."""
+"""What a section has left is found by the one that has the same exclusive claim now, and by no other."""
 
 import os
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Cards:
 class Other(Cards):
     @hookimpl
     def claims(self):
-        return []
+        return [ExclusiveClaim("other cards")]
 """
 
 
@@ -89,10 +89,7 @@ def test_what_a_refused_or_disabled_section_left_is_found(node: ScratchNode) -> 
     node.configure(OTHER)
     until(lambda: "second one" not in {one["name"] for one in node.status()["plugins"]})
     node.configure(cards("first") + cards("second one") + OTHER + "enabled = false\n")
-    assert found(node, "first") == {
-        "other": [["of other"], True, True],
-        "second%20one": [["of second one"], True, True],
-    }
+    assert found(node, "first") == {"second%20one": [["of second one"], True, True]}
     assert _plugin(node, "second one")["reason"].endswith("it comes first in the configuration; keep one")
 
 

@@ -2,13 +2,13 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from nodeplug.contract.errors import TryAgain, Uncertain
 from nodeplug.extender import followed
-from nodeplug.extender.followed import FollowedCluster, SectionScheduling
+from nodeplug.extender.followed import BlockingScheduling, FollowedCluster
 
 
 class SilentCluster:
@@ -27,10 +27,9 @@ class SilentCluster:
 def test_nobody_knows_what_became_of_a_binding_whose_answer_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed, "_IN_A_CALL", SimpleNamespace(request=0.01))
     monkeypatch.setattr(followed, "_GRACE", 0.0)
-    registry: Any = SimpleNamespace(routes=lambda _: [SimpleNamespace(plugin="cards")])
 
     async def live() -> None:
-        asked = SectionScheduling(cast("FollowedCluster", SilentCluster()), "cards", registry)
+        asked = BlockingScheduling(cast("FollowedCluster", SilentCluster()))
         with pytest.raises(Uncertain, match="no answer within"):
             await asyncio.to_thread(asked.bind, "default", "web", "uid", "node-1")
         with pytest.raises(TryAgain, match="no answer within"):

@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from nodeplug.contract.values import (
     CniStatus,
 )
 from nodeplug.hosting.call import CURRENT
+from nodeplug.hosting.in_flight import InFlight
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import invoke
 from nodeplug.hosting.slot import Route
@@ -61,12 +62,14 @@ class Delegation:
         delegates: are told what plugins of this daemon attached and detached; None where nobody has to know.
         timeout: seconds that a foreign plugin may take; less than the deadline of the hook that calls it.
         visiting: the context of a call to a claim of this daemon: see `Runner.visiting`.
+        in_flight: has the request of a claim of this daemon while it is served.
     """
 
     registry: Registry
     delegates: Delegates | None = None
     timeout: float = 50.0
     visiting: Callable[[Route], AbstractContextManager[Route]] = nullcontext
+    in_flight: InFlight = field(default_factory=InFlight)
 
     def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
         """Run a delegate with this configuration for the request; return the result of ADD, None for other verbs.
@@ -92,7 +95,10 @@ class Delegation:
         arguments: Mapping[str, Any] = {"request": asked}
         if hook == "cni_status" and hook not in route.hooks:
             hook, arguments = "health", {}
-        result: CniResult | None = invoke(route, hook, arguments) if hook in route.hooks else None
+        result: CniResult | None = None
+        if hook in route.hooks:
+            with self.in_flight.entered(route.plugin, asked):
+                result = invoke(route, hook, arguments)
         if self.delegates is not None:
             self.delegates.note(asked, result)
         return result

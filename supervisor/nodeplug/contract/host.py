@@ -112,6 +112,8 @@ class Host:
     def holders(self, resource: str) -> Sequence[Holding]:
         """Return who holds devices of a resource, as kubelet last reported (podresources List). Returns at once.
 
+        For a plugin that serves devices.
+
         One value per container, in the order of their names. Init containers, which List leaves out, come from its
         checkpoint, some by their pod's UID in namespace "?". Kubelet reports some seconds after a container gets its
         devices, and after it is gone: decide about free devices by what kubelet offers, never by this.
@@ -134,13 +136,14 @@ class Host:
         return self._attachments()
 
     def former_sections(self) -> Sequence[FormerSection]:
-        """Return what sections without a plugin have left: removed, disabled, refused or not loaded yet, of any plugin.
+        """Return what sections with the same exclusive claim and the same `uses` have left that have no plugin now.
 
         For a plugin with an `ExclusiveClaim`: nobody but the section that has the claim uses what the former ones had,
         so it goes on with that, whatever it is called now. Ask in `start`: before, one of them may still serve. Take
         only what is surely your own: write it to your journal first, then remove it there. May block.
 
         Raises:
+            NotReady: the section has no exclusive claim.
             OSError: a folder of the daemon's cannot be read.
         """
         return self._former()
@@ -165,7 +168,9 @@ class Host:
         configuration, and its stderr is passed on.
 
         Args:
-            request: the request being served; its verb and environment are repeated.
+            request: the request that the hook is serving, whose verb and environment are repeated; with another verb,
+                `ifname`, `args` or `prev_result`, where the plugin needs that. An ADD may call DEL and CHECK, a GC the
+                DEL of an attachment that has ended. `path`, the namespaces and `container_id` must stay.
             plugin_type: the delegate's name, such as `ipam.type`.
             config: what the delegate gets on stdin; the request's own configuration by default.
 
@@ -175,6 +180,8 @@ class Host:
         Raises:
             DelegateFailed: the delegate returned an error; its code is kept.
             NotFound: there is no such executable on CNI_PATH.
+            InvalidRequest: the section is not serving the request, or it has what must stay changed.
+            NotReady: the section serves no CNI plugin.
         """
         result = self._delegate(request, plugin_type, request.config if config is None else config)
         return cast("CniResult", result) if isinstance(request, CniAdd) else None

@@ -21,7 +21,6 @@ from nodeplug.contract.values import (
     ExtenderRequest,
     ExtenderVictims,
 )
-from nodeplug.hosting.registry import Registry
 from nodeplug.kubeapi.client import Bounds, Client
 from nodeplug.kubeapi.credentials import Credentials, find
 from nodeplug.kubeapi.followed import Followed, slim
@@ -232,25 +231,23 @@ async def completed(request: ExtenderRequest, cluster: FollowedCluster) -> Exten
             return request
 
 
-class SectionScheduling(ClusterScheduling):
-    """The cluster, as the plugin of one section may ask for it: if it claims an extender.
+class BlockingScheduling(ClusterScheduling):
+    """The cluster for the threads of plugins; `hosting.rights` says which sections may ask.
 
     Args:
         cluster: of all.
-        section: its name.
-        registry: knows the claims.
     """
 
-    def __init__(self, cluster: FollowedCluster, section: str, registry: Registry) -> None:
-        self._cluster, self._section, self._registry = cluster, section, registry
+    def __init__(self, cluster: FollowedCluster) -> None:
+        self._cluster = cluster
 
     def node(self, name: str) -> Mapping[str, Any] | None:
         """Return a node; see `ClusterScheduling`."""
-        return self._allowed().node(name)
+        return self._cluster.node(name)
 
     def bound(self) -> Sequence[Mapping[str, Any]]:
         """Return the pods that are bound and wait; see `ClusterScheduling`."""
-        return self._allowed().bound()
+        return self._cluster.bound()
 
     def pod(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Ask for a pod; see `ClusterScheduling`."""
@@ -267,9 +264,4 @@ class SectionScheduling(ClusterScheduling):
         late: Callable[[str], PluginError] = TryAgain,
     ) -> _T:
         seconds = requests * _IN_A_CALL.request + _GRACE
-        return across.ask(self._cluster.loop, asking(self._allowed()), seconds, late)
-
-    def _allowed(self) -> FollowedCluster:
-        if not any(route.plugin == self._section for route in self._registry.routes("extender")):
-            raise NotReady(f"section {self._section} claims no extender, and only those that do may ask the cluster")
-        return self._cluster
+        return across.ask(self._cluster.loop, asking(self._cluster), seconds, late)

@@ -18,7 +18,7 @@ from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.contract.sockets import KeptSockets
 from nodeplug.extender.certificates import Certificates
 from nodeplug.extender.codec import VERBS
-from nodeplug.extender.followed import FollowedCluster, SectionScheduling
+from nodeplug.extender.followed import BlockingScheduling, FollowedCluster
 from nodeplug.extender.service import ExtenderService
 from nodeplug.hosting.registry import Registry
 from nodeplug.http.server import Bounds, HttpServer, listen
@@ -63,9 +63,9 @@ class Listener:
         if self.section.tls_cert:
             self._certificates = Certificates(self.section.tls_cert, self.section.tls_key, self.section.client_ca)
 
-    def door_of(self, section: str) -> ClusterScheduling:
-        """Return what the plugin of a section is given. Any thread."""
-        return ClusterScheduling() if self.cluster is None else SectionScheduling(self.cluster, section, self.registry)
+    def scheduling(self) -> ClusterScheduling:
+        """Return what plugins are given. Any thread."""
+        return ClusterScheduling() if self.cluster is None else BlockingScheduling(self.cluster)
 
     async def run(self) -> None:
         """Serve until cancelled."""

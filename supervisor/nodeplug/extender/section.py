@@ -18,8 +18,8 @@ from nodeplug.hosting.runner import Runner
 class Extending(Protocol):
     """What the daemon needs of it."""
 
-    def door_of(self, section: str) -> ClusterScheduling:
-        """Return what the plugin of a section is given. Any thread."""
+    def scheduling(self) -> ClusterScheduling:
+        """Return what plugins are given. Any thread."""
 
     @property
     def trouble(self) -> str:
@@ -45,7 +45,7 @@ class NoListener:
     registry: Registry
     kept: KeptSockets
 
-    def door_of(self, section: str) -> ClusterScheduling:  # noqa: ARG002 - all are told the same
+    def scheduling(self) -> ClusterScheduling:
         """Return one that knows nothing."""
         return ClusterScheduling()
 

@@ -22,6 +22,7 @@ from nodeplug.contract.netns import Netns
 from nodeplug.hosting import remote
 from nodeplug.hosting.call import Call, addressed
 from nodeplug.hosting.hook_call import INSIDE, HookCall
+from nodeplug.hosting.in_flight import InFlight
 from nodeplug.hosting.slot import Instance, Route
 from nodeplug.hosting.strays import Strays
 from nodeplug.loading.answers import check_answer
@@ -40,10 +41,12 @@ class Runner:
         finished: called once per call when its caller is answered, with its error if any. For requests of the exec
             protocols their front does it: one request may take several hooks, or none.
         strays: logs exceptions that are not a PluginError.
+        in_flight: has the request of each hook that is called, until the hook has ended.
     """
 
     finished: Callable[[Call, PluginError | None], None] = lambda _call, _error: None
     strays: Strays = field(default_factory=Strays)
+    in_flight: InFlight = field(default_factory=InFlight)
 
     @contextmanager
     def visiting(self, route: Route) -> Iterator[Route]:
@@ -133,7 +136,7 @@ class Runner:
             return remote.begin(worker, hook, asked.get("request"), begun, waited_for=start is not None)
 
         try:
-            answer = await self._call(route, hook, call, work, elsewhere, done, start)
+            answer = await self._call(route, hook, call, arguments.get("request"), work, elsewhere, done, start)
         except PluginError as error:
             if not call.whole:
                 self.finished(call, error)
@@ -158,6 +161,7 @@ class Runner:
         route: Way,
         hook: str,
         call: Call,
+        request: Any,
         work: Callable[[Way], Any],
         elsewhere: Callable[[Way, HookCall], bool],
         done: Callable[[], None],
@@ -175,7 +179,13 @@ class Runner:
             done()
             raise
         name, seconds = admitted.slot.name, admitted.slot.deadline(hook)
-        begun = HookCall(name, hook, call, seconds, lambda: work(admitted), done, self.strays)
+
+        def ended() -> None:
+            self.in_flight.leave(name, call.id, request)
+            done()
+
+        self.in_flight.enter(name, call.id, request)
+        begun = HookCall(name, hook, call, seconds, lambda: work(admitted), ended, self.strays)
         return await self._run(admitted, begun, start, elsewhere)
 
     async def _admitted(self, route: Way, key: str | None, seconds: float) -> Way:

@@ -54,7 +54,7 @@ class Networks:
         self.definitions = Definitions(folder / "definitions.json")
         self.conflists = Conflists(folder / "conflists")
         self.door = Door(node, section.patience, self.definitions, self.conflists)
-        self.reports = Reports(self.door.followed)
+        self.reports = Reports(node, self.door.followed)
         self.door.reported = self.reports.add
         self.trouble = ""
         self._session: _Session | None = None

@@ -18,7 +18,7 @@ from nodeplug.kubeapi.client import Bounds, Client
 from nodeplug.kubeapi.refusals import Conflict
 from nodeplug.kubeapi.resources import PODS, Object
 from nodeplug.kubeapi.watch import Pauses
-from nodeplug.networks.objects import MIRROR, is_the_pod, pod_of
+from nodeplug.networks.objects import is_the_pod, pod_of
 
 LOG: Final = logging.getLogger(__name__)
 STATUS: Final = "k8s.v1.cni.cncf.io/network-status"
@@ -41,12 +41,13 @@ class Reports:
     """Those that are to be written. Event loop only.
 
     Args:
-        known: what is known of a pod, by its key; None if nothing is.
+        node: the name of this node; pods of others are left alone.
+        known: what is known of a pod of this node, by its key; None if nothing is.
     """
 
-    def __init__(self, known: Callable[[str], Object | None]) -> None:
+    def __init__(self, node: str, known: Callable[[str], Object | None]) -> None:
         self.trouble = ""
-        self._known = known
+        self._node, self._known = node, known
         self._waiting: dict[str, _Report] = {}
         self._changed = asyncio.Event()
         self._places = asyncio.Semaphore(AT_ONCE)
@@ -104,15 +105,18 @@ class Reports:
 
     async def _write(self, client: Client, key: str, report: _Report) -> None:
         found = self._known(key)
-        if found is not None:
-            pod = pod_of(found)
-            if not is_the_pod(pod, report.pod.uid):
-                raise NotFound("another pod has its name")
-            if pod.annotations.get(STATUS) == report.text:
-                return
-        metadata: dict[str, Any] = {"annotations": {STATUS: report.text}}
-        if report.pod.uid and (found is None or MIRROR not in pod_of(found).annotations):
-            metadata["uid"] = report.pod.uid  # a precondition: a later pod of the name refuses it
+        if found is None:
+            found = await client.get(PODS, report.pod.name, report.pod.namespace)
+            if (found.get("spec") or {}).get("nodeName") != self._node:
+                LOG.warning("the network status of pod %s is not written: it is not on node %s", key, self._node)
+                raise NotFound("it is on another node")
+        pod = pod_of(found)
+        if not is_the_pod(pod, report.pod.uid):
+            raise NotFound("another pod has its name")
+        if pod.annotations.get(STATUS) == report.text:
+            return
+        # The UID is a precondition: a later pod of the name refuses the patch.
+        metadata: dict[str, Any] = {"annotations": {STATUS: report.text}, "uid": pod.uid}
         try:
             await client.patch(PODS, report.pod.name, {"metadata": metadata}, report.pod.namespace, part="status")
         except Conflict as error:

@@ -1,20 +1,22 @@
-"""What a plugin in a worker asks of its host, answered with the daemon's own `Host`.
+"""Answers what a plugin in a process asks of its host, with the daemon's own `Host`, which knows the plugin's rights.
 
-Owns: which requests there are, and the check of what they say.
-Refuses: threads: it works in that of the call in which the plugin asks, so that a delegate runs inside that call.
+It works in the thread of the call in which the plugin asks, so that a delegate runs inside that call.
 """
 
 import logging
 import os
 import socket
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.errors import NotFound, clip
 from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal
-from nodeplug.worker.asked_networks import answer_networks
-from nodeplug.worker.asked_scheduling import answer_scheduling
+from nodeplug.contract.scheduling import ClusterScheduling
+from nodeplug.worker.asked_networks import ASKED_NETWORKS
+from nodeplug.worker.asked_scheduling import ASKED_SCHEDULING
 from nodeplug.worker.encoding import read_delegated, write_holdings, write_records, write_result
 from nodeplug.worker.wire import Broken, Message
 
@@ -41,103 +43,98 @@ def answer(host: Host, message: Message) -> Message:
     """Do what a plugin asks.
 
     Raises:
-        Broken: there is no such request.
+        Broken: there is no such operation, or its arguments are none.
         PluginError, OSError: what the host raised, for the plugin.
     """
-    match message.op:
-        case "journal":
-            return Message({"op": "answer", **_with_journal(host, message)})
-        case "holders":
-            return Message({"op": "answer"}, write_holdings(host.holders(message.text("resource"))))
-        case "attachments":
-            return Message({"op": "answer"}, write_records(host.attachments()))
-        case "cgroup":
-            return Message({"op": "answer", **_with_cgroup(host, message)})
-        case "sockets":
-            return _with_sockets(host, message)
-        case "networks" | "scheduling":
-            return Message({"op": "answer", "found": _of_cluster(host, message)})
-        case "former":
-            return Message({"op": "answer", "sections": _former(host)})
-        case "delegate":
-            request, config = read_delegated(message.text("class"), message), message.head.get("config")
-            if not isinstance(config, dict):
-                raise Broken("it delegates without a configuration")
-            result = host.delegate(cast("CniAdd", request), message.text("type"), config)  # or another verb, for None
-            return Message({"op": "answer"}, write_result(result))
-        case unknown:
-            raise Broken(f"nobody knows its request {unknown!r}")
+    operation = f"{message.op}.{message.text('do')}" if "do" in message.head else message.op
+    if operation not in ANSWERS:
+        raise Broken(f"nobody knows its request {operation!r}")
+    return ANSWERS[operation](host, message)
 
 
-def _of_cluster(host: Host, message: Message) -> Any:
-    if message.op == "networks":
-        return answer_networks(host.networks, message)
-    return answer_scheduling(host.scheduling, message)
+def _found(**found: Any) -> Message:
+    return Message({"op": "answer", **found})
 
 
-def _with_journal(host: Host, message: Message) -> dict[str, Any]:
-    journal = host.journal if not message.text("of") else _journal_of(host, message.text("of"))
-    match message.head.get("do"):
-        case "entries":
-            return {"entries": [asdict(entry) for entry in journal.entries()]}
-        case "read":
-            entry = journal.read(message.text("key"))
-            return {"entry": asdict(entry) if entry is not None else None}
-        case "write":
-            data, request = message.head.get("data"), message.head.get("request")
-            if not isinstance(data, dict) or not isinstance(request, dict):
-                raise Broken("it writes a record without data")
-            return {
-                "entry": asdict(
-                    journal.write(message.text("key"), phase=message.text("phase"), data=data, request=request)
-                )
-            }
-        case "remove":
-            journal.remove(message.text("key"))
-        case "count_as_removed":
-            journal.count_as_removed(message.text("key"), message.text("reason"))
-        case unknown:
-            raise Broken(f"nobody can {unknown!r} with a journal")
-    return {}
+# --- the journal --------------------------------------------------------------------------------------------------
 
 
-def _with_cgroup(host: Host, message: Message) -> dict[str, Any]:
-    name = message.text("name")
-    match message.head.get("do"):
-        case "make":
-            memory, tasks = (message.head.get(limit) for limit in ("memory", "tasks"))
-            if not all(limit is None or type(limit) is int for limit in (memory, tasks)):
-                raise Broken("it asks for a limit that is no number")
-            return {"entrances": [str(one) for one in host.cgroups.make(name, memory=memory, tasks=tasks)]}
-        case "lacking":
-            return {"lacking": dict(host.cgroups.lacking())}
-        case "excess":
-            return {"excess": host.cgroups.excess(name, own=message.head.get("own") is True)}
-        case "remove":
-            host.cgroups.remove(name)
-            return {}
-        case unknown:
-            raise Broken(f"nobody can {unknown!r} with a cgroup")
+def _journal(host: Host, message: Message) -> Journal:
+    """Return the journal that is meant: the plugin's own, or one of a section without a plugin."""
+    name = message.text("of")
+    if not name:
+        return host.journal
+    for one in host.former_sections():
+        if one.journal.folder.name == name:
+            return one.journal
+    raise NotFound(f"section {name!r} has left nothing, or has a plugin again")
 
 
-def _with_sockets(host: Host, message: Message) -> Message:
-    """Do what is asked of the kept sockets; those of the answer belong to whoever sends it."""
-    name, answer = message.text("name"), Message({"op": "answer"})
-    match message.head.get("do"):
-        case "keep" if len(message.descriptors) == 1:
-            with _socket(message.descriptors.pop()) as kept:
-                host.sockets.keep(name, kept)
-        case "names":
-            answer.head = {**answer.head, "names": list(host.sockets.names())}
-        case "get":
-            found = host.sockets.get(name)
-            if found is not None:
-                answer.descriptors.append(found.detach())
-        case "drop":
-            host.sockets.drop(name)
-        case unknown:
-            raise Broken(f"nobody can {unknown!r} with sockets")
-    return answer
+def _write(host: Host, message: Message) -> Message:
+    data, request = message.head.get("data"), message.head.get("request")
+    if not isinstance(data, dict) or not isinstance(request, dict):
+        raise Broken("it writes a record without data")
+    written = _journal(host, message).write(
+        message.text("key"), phase=message.text("phase"), data=data, request=request
+    )
+    return _found(entry=asdict(written))
+
+
+def _read(host: Host, message: Message) -> Message:
+    entry = _journal(host, message).read(message.text("key"))
+    return _found(entry=asdict(entry) if entry is not None else None)
+
+
+def _remove(host: Host, message: Message) -> Message:
+    _journal(host, message).remove(message.text("key"))
+    return _found()
+
+
+def _count_as_removed(host: Host, message: Message) -> Message:
+    _journal(host, message).count_as_removed(message.text("key"), message.text("reason"))
+    return _found()
+
+
+def _entries(host: Host, message: Message) -> Message:
+    return _found(entries=[asdict(entry) for entry in _journal(host, message).entries()])
+
+
+# --- cgroups of programs and kept sockets -------------------------------------------------------------------------
+
+
+def _make_cgroup(host: Host, message: Message) -> Message:
+    memory, tasks = (message.head.get(limit) for limit in ("memory", "tasks"))
+    if not all(limit is None or type(limit) is int for limit in (memory, tasks)):
+        raise Broken("it asks for a limit that is no number")
+    return _found(entrances=[str(one) for one in host.cgroups.make(message.text("name"), memory=memory, tasks=tasks)])
+
+
+def _excess(host: Host, message: Message) -> Message:
+    return _found(excess=host.cgroups.excess(message.text("name"), own=message.head.get("own") is True))
+
+
+def _remove_cgroup(host: Host, message: Message) -> Message:
+    host.cgroups.remove(message.text("name"))
+    return _found()
+
+
+def _keep_socket(host: Host, message: Message) -> Message:
+    if len(message.descriptors) != 1:
+        raise Broken("it keeps no socket, or more than one")
+    with _socket(message.descriptors.pop()) as kept:
+        host.sockets.keep(message.text("name"), kept)
+    return _found()
+
+
+def _get_socket(host: Host, message: Message) -> Message:
+    """Return a kept socket, whose descriptor belongs to whoever sends the answer."""
+    found = host.sockets.get(message.text("name"))
+    return Message({"op": "answer"}, b"", [] if found is None else [found.detach()])
+
+
+def _drop_socket(host: Host, message: Message) -> Message:
+    host.sockets.drop(message.text("name"))
+    return _found()
 
 
 def _socket(descriptor: int) -> socket.socket:
@@ -149,8 +146,11 @@ def _socket(descriptor: int) -> socket.socket:
         raise Broken("it keeps what is no socket") from None
 
 
-def _former(host: Host) -> list[dict[str, str]]:
-    return [
+# --- other sections, other plugins, the cluster -------------------------------------------------------------------
+
+
+def _former_sections(host: Host, _: Message) -> Message:
+    sections = [
         {
             "name": one.journal.folder.name,
             "journal": str(one.journal.folder),
@@ -159,14 +159,57 @@ def _former(host: Host) -> list[dict[str, str]]:
         }
         for one in host.former_sections()
     ]
+    return _found(sections=sections)
 
 
-def _journal_of(host: Host, name: str) -> Journal:
-    """Return the journal of a section without a plugin; one that has a plugin again belongs to that."""
-    for one in host.former_sections():
-        if one.journal.folder.name == name:
-            return one.journal
-    raise NotFound(f"section {name!r} has left nothing, or has a plugin again")
+def _delegate(host: Host, message: Message) -> Message:
+    request, config = read_delegated(message.text("class"), message), message.head.get("config")
+    if not isinstance(config, dict):
+        raise Broken("it delegates without a configuration")
+    result = host.delegate(cast("CniAdd", request), message.text("type"), config)  # or another verb, for None
+    return Message({"op": "answer"}, write_result(result))
+
+
+def _holders(host: Host, message: Message) -> Message:
+    return Message({"op": "answer"}, write_holdings(host.holders(message.text("resource"))))
+
+
+def _attachments(host: Host, _: Message) -> Message:
+    return Message({"op": "answer"}, write_records(host.attachments()))
+
+
+def _of_networks(ask: Callable[[ClusterNetworks, Message], Any]) -> Callable[[Host, Message], Message]:
+    return lambda host, message: _found(found=ask(host.networks, message))
+
+
+def _of_scheduling(ask: Callable[[ClusterScheduling, Message], Any]) -> Callable[[Host, Message], Message]:
+    return lambda host, message: _found(found=ask(host.scheduling, message))
+
+
+ANSWERS: Final[Mapping[str, Callable[[Host, Message], Message]]] = {
+    "journal.write": _write,
+    "journal.read": _read,
+    "journal.remove": _remove,
+    "journal.count_as_removed": _count_as_removed,
+    "journal.entries": _entries,
+    "cgroups.lacking": lambda host, _: _found(lacking=dict(host.cgroups.lacking())),
+    "cgroups.make": _make_cgroup,
+    "cgroups.excess": _excess,
+    "cgroups.remove": _remove_cgroup,
+    "sockets.keep": _keep_socket,
+    "sockets.names": lambda host, _: _found(names=list(host.sockets.names())),
+    "sockets.get": _get_socket,
+    "sockets.drop": _drop_socket,
+    "former_sections": _former_sections,
+    "delegate": _delegate,
+    "holders": _holders,
+    "attachments": _attachments,
+    **{f"networks.{name}": _of_networks(ask) for name, ask in ASKED_NETWORKS.items()},
+    **{f"scheduling.{name}": _of_scheduling(ask) for name, ask in ASKED_SCHEDULING.items()},
+}
+"""What is done for each operation; `nodeplug.hosting.rights` says who may ask for which."""
+UNANSWERED: Final = frozenset({"refresh", "refresh_health", "refresh_cluster"})
+"""Operations without an answer, which `nodeplug.worker.process` passes on."""
 
 
 def write_record(head: Any, plugin: str) -> None:

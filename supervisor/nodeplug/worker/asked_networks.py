@@ -4,8 +4,8 @@ Owns: the messages, and the check of what they say.
 Refuses: to know anything itself: the daemon's own `ClusterNetworks` answers.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from nodeplug.contract.cluster import ClusterNetworks, ClusterPod, NetworkDefinition
 from nodeplug.worker.wire import Broken, Message
@@ -56,35 +56,43 @@ class AskedNetworks(ClusterNetworks):
         self._do("hold", names=sorted(names))
 
 
-def answer_networks(networks: ClusterNetworks, message: Message) -> Any:
-    """Do what a plugin asks, with what the daemon has.
+def _answer_pod(networks: ClusterNetworks, message: Message) -> Any:
+    return _of(networks.pod(message.text("namespace"), message.text("name"), message.text("uid")))
 
-    Raises:
-        Broken: there is no such request.
-    """
-    match message.head.get("do"):
-        case "pod":
-            return _of(networks.pod(message.text("namespace"), message.text("name"), message.text("uid")))
-        case "definition":
-            found = networks.definition(message.text("namespace"), message.text("name"))
-            about = {"namespace": found.namespace, "name": found.name, "config": found.config}
-            return {**about, "annotations": dict(found.annotations)}
-        case "conflist":
-            conflist = networks.conflist(message.text("name"))
-            return None if conflist is None else dict(conflist)
-        case "report":
-            pod, told = message.head.get("pod"), message.head.get("networks")
-            if not isinstance(pod, dict) or not isinstance(told, list):
-                raise Broken("it reports networks of no pod")
-            networks.report(_pod(pod), told)
-        case "hold":
-            names = message.head.get("names")
-            if not isinstance(names, list):
-                raise Broken("it holds networks without names")
-            networks.hold([str(one) for one in names])
-        case unknown:
-            raise Broken(f"nobody can {unknown!r} with networks")
-    return None
+
+def _answer_definition(networks: ClusterNetworks, message: Message) -> Any:
+    found = networks.definition(message.text("namespace"), message.text("name"))
+    about = {"namespace": found.namespace, "name": found.name, "config": found.config}
+    return {**about, "annotations": dict(found.annotations)}
+
+
+def _answer_conflist(networks: ClusterNetworks, message: Message) -> Any:
+    conflist = networks.conflist(message.text("name"))
+    return None if conflist is None else dict(conflist)
+
+
+def _answer_report(networks: ClusterNetworks, message: Message) -> None:
+    pod, told = message.head.get("pod"), message.head.get("networks")
+    if not isinstance(pod, dict) or not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+        raise Broken("it reports networks of no pod")
+    networks.report(_pod(pod), told)
+
+
+def _answer_hold(networks: ClusterNetworks, message: Message) -> None:
+    names = message.head.get("names")
+    if not isinstance(names, list):
+        raise Broken("it holds networks without names")
+    networks.hold([str(one) for one in names])
+
+
+ASKED_NETWORKS: Final[Mapping[str, Callable[[ClusterNetworks, Message], Any]]] = {
+    "pod": _answer_pod,
+    "definition": _answer_definition,
+    "conflist": _answer_conflist,
+    "report": _answer_report,
+    "hold": _answer_hold,
+}
+"""What is done for each question, with what the daemon has; each raises Broken for arguments that are none."""
 
 
 def _of(pod: ClusterPod) -> dict[str, Any]:
@@ -92,5 +100,8 @@ def _of(pod: ClusterPod) -> dict[str, Any]:
 
 
 def _pod(found: Mapping[str, Any]) -> ClusterPod:
-    annotations = {str(key): str(value) for key, value in dict(found.get("annotations") or {}).items()}
-    return ClusterPod(str(found["namespace"]), str(found["name"]), uid=str(found["uid"]), annotations=annotations)
+    try:
+        annotations = {str(key): str(value) for key, value in dict(found.get("annotations") or {}).items()}
+        return ClusterPod(str(found["namespace"]), str(found["name"]), uid=str(found["uid"]), annotations=annotations)
+    except (KeyError, TypeError, ValueError):
+        raise Broken("a pod of it is none") from None

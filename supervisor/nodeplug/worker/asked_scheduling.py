@@ -4,12 +4,12 @@ Owns: the messages, and the check of what they say.
 Refuses: to know anything itself: the daemon's own `ClusterScheduling` answers.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.worker.asked_networks import Door
-from nodeplug.worker.wire import Broken, Message
+from nodeplug.worker.wire import Message
 
 
 class AskedScheduling(ClusterScheduling):
@@ -45,21 +45,12 @@ class AskedScheduling(ClusterScheduling):
         self._do("bind", namespace=namespace, name=name, uid=uid, node=node)
 
 
-def answer_scheduling(scheduling: ClusterScheduling, message: Message) -> Any:
-    """Do what a plugin asks, with what the daemon has.
-
-    Raises:
-        Broken: there is no such request.
-    """
-    match message.head.get("do"):
-        case "node":
-            return scheduling.node(message.text("name"))
-        case "bound":
-            return list(scheduling.bound())
-        case "pod":
-            return scheduling.pod(message.text("namespace"), message.text("name"))
-        case "bind":
-            scheduling.bind(*(message.text(key) for key in ("namespace", "name", "uid", "node")))
-            return None
-        case unknown:
-            raise Broken(f"nobody can {unknown!r} with scheduling")
+ASKED_SCHEDULING: Final[Mapping[str, Callable[[ClusterScheduling, Message], Any]]] = {
+    "node": lambda scheduling, message: scheduling.node(message.text("name")),
+    "bound": lambda scheduling, _: list(scheduling.bound()),
+    "pod": lambda scheduling, message: scheduling.pod(message.text("namespace"), message.text("name")),
+    "bind": lambda scheduling, message: scheduling.bind(
+        *(message.text(key) for key in ("namespace", "name", "uid", "node"))
+    ),
+}
+"""What is done for each question, with what the daemon has."""

@@ -136,7 +136,7 @@ class AskedCgroups(ProgramCgroups):
     door: Door
 
     def _do(self, what: str, name: str, **about: Any) -> Mapping[str, Any]:
-        return self.door.ask(Message({"op": "cgroup", "do": what, "name": name, **about})).head
+        return self.door.ask(Message({"op": "cgroups", "do": what, "name": name, **about})).head
 
     def lacking(self) -> Mapping[str, str]:
         """Return why a limit cannot be kept; see `ProgramCgroups`."""
@@ -205,11 +205,11 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
 
     def refresh_health() -> None:
         with suppress(Closed):  # as above
-            door.control.send({"op": "refresh health"})
+            door.control.send({"op": "refresh_health"})
 
     def refresh_cluster() -> None:
         with suppress(Closed):  # as above
-            door.control.send({"op": "refresh cluster"})
+            door.control.send({"op": "refresh_cluster"})
 
     def delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
         descriptors: list[int] = []
@@ -227,7 +227,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
                 Path(one["state_dir"]),
                 Path(one["run_dir"]),
             )
-            for one in door.ask(Message({"op": "former"})).head["sections"]
+            for one in door.ask(Message({"op": "former_sections"})).head["sections"]
         ]
 
     def attachments() -> Sequence[CniRecord]:

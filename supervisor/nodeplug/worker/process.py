@@ -290,9 +290,9 @@ class Worker:
                 write_record(message.head, self.name)
             case "refresh" if self._host is not None:
                 self._host.refresh(message.text("resource"))
-            case "refresh health" if self._host is not None:
+            case "refresh_health" if self._host is not None:
                 self._host.refresh_health()
-            case "refresh cluster" if self._host is not None:
+            case "refresh_cluster" if self._host is not None:
                 self._host.refresh_cluster()
             case "ask" if len(message.descriptors) == 1 and self._host is not None:
                 channel = Channel.adopt(message.descriptors.pop())

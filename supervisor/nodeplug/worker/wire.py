@@ -26,7 +26,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from nodeplug.descriptors import receive
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the messages; both ends refuse another one."""
 LIMIT: Final = 64 << 20
 """Bytes of a message: kubelet takes lists of 4 MiB, in which a device has about a tenth of what crosses here."""

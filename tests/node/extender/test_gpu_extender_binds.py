@@ -262,4 +262,4 @@ def test_a_plugin_that_claims_no_extender_may_not_ask_the_cluster(make_node: Mak
     node = make_node('[plugins.nosy]\nuses = "nosy:Nosy"\n', api=api)
     until_all_run(node)
     told = json.loads(node.run("inspect", "nosy").stdout)["nosy"]["told"]
-    assert told == "section nosy claims no extender, and only those that do may ask the cluster"
+    assert told == "section 'nosy' serves no scheduler extender, and only sections that do may ask for this"

@@ -75,9 +75,11 @@ def _twice(_: n.Host) -> None:
 
 def _attach_descriptors(_: n.Host) -> None:
     """Send descriptors with messages that need none."""
+    from nodeplug.worker import wire  # noqa: PLC0415 - hostile code imports what it likes
+
     with _control() as control, Path("/dev/null").open() as file:
         for op in ("log", "refresh", "hello"):
-            head = {"op": op, "logger": "x", "level": 20, "resource": "example.com/thing", "wire": 1}
+            head = {"op": op, "logger": "x", "level": 20, "resource": "example.com/thing", "wire": wire.VERSION}
             text = dict.fromkeys(("text", "trace", "request", "thread"), "")
             socket.send_fds(control, [json.dumps(head | text).encode()], [file.fileno()] * 60)
 

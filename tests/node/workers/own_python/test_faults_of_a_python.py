@@ -100,8 +100,11 @@ def is_too_old(env: Path) -> str:
 
 
 def speaks_another_wire(env: Path) -> str:
-    spoil(env, "worker/wire.py", "VERSION: Final = 1", "VERSION: Final = 7")
-    return "its nodeplug speaks version 7 of the wire and the daemon version 1; install the release of the daemon there"
+    spoil(env, "worker/wire.py", f"VERSION: Final = {wire.VERSION}", "VERSION: Final = 7")
+    return (
+        f"its nodeplug speaks version 7 of the wire and the daemon version {wire.VERSION}; install the release of the "
+        "daemon there"
+    )
 
 
 def does_not_look_which_wire_the_daemon_speaks(env: Path) -> str:
