@@ -5,8 +5,8 @@ import socket
 import struct
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
-from pathlib import Path
+
+from tests.children import children_of
 
 _NETLINK_CONNECTOR, _CN_IDX_PROC, _CN_VAL_PROC = 11, 1, 1
 _NLMSG_DONE, _LISTEN, _SO_RCVBUFFORCE = 3, 1, 33
@@ -121,7 +121,5 @@ class Lineage:
 def tree(pid: int) -> Iterator[int]:
     """Return the ids of a process and of all that descend from it, without those whose parent has ended."""
     yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with suppress(OSError):
-            for child in (task / "children").read_text(encoding="ascii").split():
-                yield from tree(int(child))
+    for child in children_of(pid):
+        yield from tree(child)

@@ -7,6 +7,8 @@ Refuses: to write what is there already, so that nobody who watches is woken.
 import os
 from pathlib import Path
 
+from nodeplug import read_bounded
+
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file in one step, with its folder where that is missing; readers pass over names that begin with a dot.
@@ -28,6 +30,6 @@ def replace_file(path: Path, data: bytes) -> None:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_bounded(path)
     except OSError:
         return None

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from nodeplug import mounts
+from nodeplug import mounts, read_bounded
 
 
 def missing_mount(folder: Path) -> Path | None:
@@ -29,7 +29,7 @@ def _depth(path: Path) -> int:
 
 def _mount_points() -> list[Path]:
     try:
-        text = Path(os.environ.get("LIBMOUNT_FSTAB") or "/etc/fstab").read_text(encoding="utf-8", errors="replace")
+        text = read_bounded(Path(os.environ.get("LIBMOUNT_FSTAB") or "/etc/fstab")).decode(errors="replace")
     except OSError:
         return []
     rows = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

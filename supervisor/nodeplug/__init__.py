@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nodeplug.contract.bounded import *
     from nodeplug.contract.cgroups import *
     from nodeplug.contract.cluster import *
     from nodeplug.contract.errors import *
@@ -24,6 +25,7 @@ else:
     from nodeplug.contract.late import late
 
     _MODULES = (
+        "bounded",
         "cgroups",
         "cluster",
         "errors",

@@ -21,7 +21,7 @@ def network(**spec: Any) -> dict[str, Any]:
 
 
 def judged(found: dict[str, Any], **taken: str) -> objects.Verdict:
-    return objects.judge(found, taken, {"nodeplug-bridge"}, {"macvlan"})
+    return objects.judge(found, taken, {"nodeplug-bridge"}, {"macvlan"}, ["/var/lib/cni"])
 
 
 def test_an_object_becomes_a_list_with_its_name() -> None:
@@ -45,6 +45,14 @@ def test_a_name_that_the_node_has_already_is_told() -> None:
     verdict = judged(network(), blue="/etc/cni/net.d/10-blue.conflist")
     assert (verdict.reason, verdict.conflist) == ("NameTaken", None)
     assert "/etc/cni/net.d/10-blue.conflist" in verdict.message
+
+
+def test_a_path_that_the_node_does_not_allow_is_told() -> None:
+    inside = {**BRIDGE, "ipam": {"type": "host-local", "dataDir": "/var/lib/cni/pools"}}
+    assert judged(network(plugins=[inside])).reason == "Ready"
+    verdict = judged(network(plugins=[{**BRIDGE, "ipam": {"type": "host-local", "dataDir": "/etc"}}]))
+    assert (verdict.reason, verdict.conflist) == ("PathNotAllowed", None)
+    assert verdict.message.startswith("ipam.dataDir is '/etc'")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +191,7 @@ def test_a_damaged_file_of_definitions_knows_none(tmp_path: Path, text: str) -> 
 
 def test_a_network_is_in_use_while_any_section_has_attachments_to_it(tmp_path: Path) -> None:
     async def story() -> list[frozenset[str] | None]:
-        door = Door("node-1", 1.0, Definitions(tmp_path / "definitions"), Conflists(tmp_path / "conflists"))
+        door = Door("node-1", 1.0, [], Definitions(tmp_path / "definitions"), Conflists(tmp_path / "conflists"))
         seen = [door.used]
         for section, names in (("a", ["blue"]), ("b", ["green"]), ("a", []), ("b", [])):
             SectionDoor(door, section).hold(names)

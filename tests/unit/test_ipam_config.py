@@ -1,4 +1,5 @@
 import ipaddress
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,23 @@ def test_resolv_conf_is_read_like_the_resolver_reads_it() -> None:
 def test_a_missing_resolv_conf_is_refused(here: Netns, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"ipam\.resolvConf"):
         parse_config(request(here, {"subnet": "10.0.0.0/24", "resolvConf": str(tmp_path / "none")}), DATA)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large"])
+def test_a_resolv_conf_that_never_ends_or_is_too_large_is_refused_at_once(
+    here: Netns, tmp_path: Path, kind: str
+) -> None:
+    path = Path("/dev/zero") if kind == "device" else tmp_path / kind
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "large":
+            path.touch()
+            os.truncate(path, 1 << 40)
+    with pytest.raises(InvalidRequest, match=rf"^read {path}: (it is not a regular file|is a directory|it has)"):
+        parse_config(request(here, {"subnet": "10.0.0.0/24", "resolvConf": str(path)}), DATA)
 
 
 def test_the_addresses_of_a_result_are_a_family_each(here: Netns) -> None:

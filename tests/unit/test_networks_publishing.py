@@ -58,7 +58,7 @@ async def node(folder: Path, *networks: str) -> AsyncIterator[Node]:
         places = folder / "net.d", folder / "bin"
         for place in places:
             place.mkdir()
-        made = Publishing(client, "n", known, nodes, Conflists(folder), lambda: ["b"], places, frozenset, changed)
+        made = Publishing(client, "n", known, nodes, Conflists(folder), lambda: ["b"], places, frozenset, changed, [])
         yield Node(server, made)
 
 

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import yaml
 
+from nodeplug import read_bounded
+
 _SUFFIXES: Final = (".json", ".yaml")
 _MAX_BYTES: Final = 8 << 20
 
@@ -80,10 +82,8 @@ class SpecNames:
 
 
 def _read(path: Path, identity: Identity) -> _Described:
-    if identity[2] > _MAX_BYTES:
-        return _Described(identity)
     try:
-        data = path.read_bytes()
+        data = read_bounded(path, _MAX_BYTES)
         found: Any = json.loads(data) if path.suffix == ".json" else yaml.safe_load(data)
         return _Described(identity, str(found["kind"]), frozenset(_names(found["devices"])))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug import Grant, Host, NotReady
+from nodeplug import Grant, Host, NotReady, read_bounded
 from nodeplug_gpu.access import GpuDevice, NodePaths, cdi_names
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.cdi import driver_files
@@ -203,7 +203,7 @@ def _remove_former(path: Path, document: Document) -> None:
     ours = {one["name"] for one in document["devices"]} - {ALL}
     for other in path.parent.glob("nodeplug-*.json"):
         try:
-            found = json.loads(other.read_bytes())
+            found = json.loads(read_bounded(other))
             names = {one["name"] for one in found["devices"]}
             if other == path or found["kind"] != document["kind"]:
                 continue
@@ -218,7 +218,7 @@ def _remove_former(path: Path, document: Document) -> None:
 def _described(path: Path, document: Document) -> list[Any]:
     """Return the devices of the spec on disk, if its other edits equal those that could not be written."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bounded(path))
         return list(found["devices"]) if found["containerEdits"] == document["containerEdits"] else []
     except (OSError, ValueError, KeyError, TypeError):
         return []

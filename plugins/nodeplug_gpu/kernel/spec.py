@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug import read_bounded
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.replaced_file import replace_file
 
@@ -82,7 +83,7 @@ def write(file: Path, described: Mapping[str, Any]) -> None:
 def read(file: Path) -> frozenset[Limit]:
     """Return the limits that a file describes; none where it is not there, or is no spec of limits."""
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(read_bounded(file))
         names = [str(one["name"]).rpartition(".") for one in found["devices"]] if found["kind"] == KIND else []
         return frozenset((Uuid(card), int(size)) for card, _, size in names)
     except (OSError, ValueError, KeyError, TypeError):

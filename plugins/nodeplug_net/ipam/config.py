@@ -25,6 +25,7 @@ from nodeplug import (
     IncompatibleVersion,
     InvalidEnvironment,
     InvalidRequest,
+    read_bounded,
 )
 from nodeplug.fields import Seconds
 from nodeplug_net.ipam.ranges import Address, Network, RangeConf, RangeSet, parse_address, parse_cidr, parse_range_sets
@@ -33,6 +34,8 @@ _SINGLE_ADDRESS_VERSIONS: Final = frozenset({"", "0.1.0", "0.2.0"})
 """Their results hold one address of each family (SPEC 0.2.0)."""
 KNOWN_ARGS: Final = ("IP", "MAC")
 """Keys of CNI_ARGS that a bridge and its IPAM know together: one text is for both."""
+_RESOLV_CONF_LIMIT: Final = 64 << 10
+"""Bytes of a resolv.conf, which has few lines."""
 STATIC: Final = frozenset({"static", "nodeplug-static"})
 """IPAM types whose addresses are in the configuration itself."""
 
@@ -297,14 +300,11 @@ def route_of(conf: RouteConf) -> CniRoute:
 
 
 def _read_resolv_conf(path: str) -> CniDns:
-    step = "open"
     try:
-        with Path(path).open(encoding="utf-8", errors="replace") as file:
-            step = "read"
-            return parse_resolv_conf(file.read())
+        return parse_resolv_conf(read_bounded(Path(path), _RESOLV_CONF_LIMIT).decode(errors="replace"))
     except OSError as error:
-        step = "read" if error.errno == errno.EISDIR else step
-        said = (error.strerror or "").lower()
+        step = "read" if error.errno in {errno.EISDIR, errno.EINVAL, errno.EFBIG} else "open"
+        said = "is a directory" if error.errno == errno.EISDIR else (error.strerror or "").lower()
         raise InvalidRequest(f"{step} {path}: {said}", details="in key 'ipam.resolvConf'") from error
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from nodeplug import InvalidNetns, Netns
+from nodeplug import InvalidNetns, Netns, read_bounded
 from nodeplug_net.attachment import HOST_VETH, OURS, Attachment
 from nodeplug_net.ipam.ranges import Address
 from nodeplug_net.netlink.connection import Netlink
@@ -166,7 +166,7 @@ def _cached(folders: Iterable[Path]) -> Iterator[tuple[Attachment, str]]:
     """Read libcni's cache; what is damaged, or of a version without these keys, says nothing."""
     for path in (path for folder in folders for path in sorted(folder.glob("*")) if path.is_file()):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(path.read_bytes())
+            found = json.loads(read_bounded(path))
             whose = Attachment(str(found["networkName"]), str(found["containerId"]), str(found["ifName"]))
             yield whose, str(found.get("netns") or "")
 
@@ -175,7 +175,7 @@ def _recorded(folder: Path) -> Iterator[tuple[Attachment, str]]:
     """Read the daemon's records of attachments, also of those that have only begun, or were delegated."""
     for path in (path for suffix in ("json", "begun", "delegated") for path in sorted(folder.glob(f"*.{suffix}"))):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(path.read_bytes())
+            found = json.loads(read_bounded(path))
             whose = Attachment(str(found["network"]), str(found["container_id"]), str(found["ifname"]))
             yield whose, str(found["netns"])
 

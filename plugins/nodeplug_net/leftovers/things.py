@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nodeplug import read_bounded
 from nodeplug_net.attachment import OURS, Attachment, of_label
 from nodeplug_net.bandwidth.verbs import KIND, label_of
 from nodeplug_net.dataplane import names_of_links
@@ -208,7 +209,7 @@ def _records(run_dir: Path, folder: str) -> dict[Path, str]:
 def _documents(run_dir: Path, folder: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted(run_dir.glob(f"plugins/*/{folder}/*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            yield path, dict(json.loads(path.read_bytes())["data"])
+            yield path, dict(json.loads(read_bounded(path))["data"])
 
 
 def _whose(label: str) -> Attachment:

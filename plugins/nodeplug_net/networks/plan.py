@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug import CniAdd, CniRequest, Host, InvalidRequest, NotFound, NotSupported, PluginError
+from nodeplug import CniAdd, CniRequest, Host, InvalidRequest, NotFound, NotSupported, PluginError, read_bounded
 from nodeplug_net.networks.config import NetworksConf
 from nodeplug_net.networks.selection import DEFAULT, NETWORKS, Selection, parse_networks
 
@@ -243,9 +243,7 @@ def _files(folder: Path) -> Sequence[Path]:
 
 def _read(path: Path) -> Any:
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_LARGEST + 1)
-        return json.loads(data)
+        return json.loads(read_bounded(path, _LARGEST))
     except OSError as error:
         raise NotFound(f"cannot read the configuration {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic
 
-from nodeplug import Journal, Netns
+from nodeplug import Journal, Netns, read_bounded
 from nodeplug_net.attachment import OURS, Attachment, network_label, of_label
 from nodeplug_net.dataplane import names_of_links
 from nodeplug_net.ipam.ranges import Address
@@ -143,4 +143,4 @@ def _owners(addresses: Path) -> Iterator[Attachment]:
     for file in addresses.glob("*/*"):
         if parse_address(file.name) is not None:
             with suppress(OSError):  # released meanwhile, or a folder
-                yield Attachment(file.parent.name, *parse_owner(file.read_text(errors="replace")))
+                yield Attachment(file.parent.name, *parse_owner(read_bounded(file).decode(errors="replace")))

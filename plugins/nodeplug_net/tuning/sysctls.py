@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nodeplug import InvalidRequest, PluginError
+from nodeplug import InvalidRequest, PluginError, read_bounded
 
 _LIMIT: Final = 1 << 16
 
@@ -86,7 +86,7 @@ def check_allowed(names: Iterable[str], allowlist: Path) -> None:
         PluginError: the list cannot be read, or a line is no expression.
     """
     try:
-        text = allowlist.read_text(encoding="utf-8", errors="replace")
+        text = read_bounded(allowlist).decode(errors="replace")
     except FileNotFoundError:
         return
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`nodeplug cluster manifests` and `withdraw`: what a node says in the cluster's objects.
+"""`nodeplug cluster`: what a node says in the cluster's objects, and which of them it refuses.
 
 Owns: their options and output.
 Refuses: to publish, which the daemon does.
@@ -15,7 +15,10 @@ from nodeplug.commands import DEFAULT, Config, Json, Root, print_json
 from nodeplug.contract.errors import InUse, NotReady
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from nodeplug.config import Configuration
+    from nodeplug.networks.refused import Refused
 
 app = typer.Typer(cls=Subcommands, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 Namespace = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Of the pods that run the daemon.")]
@@ -83,6 +86,52 @@ def withdraw(
         print_json({"node": name, "removed": removed})
     else:
         print("\n".join(f"removed    {one}" for one in removed) or "nothing to do")
+
+
+@app.command("check-networks")
+def check_networks(
+    kubeconfig: Kubeconfig = None, config: Config = DEFAULT, root: Root = None, as_json: Json = False
+) -> None:
+    """List the networks of the cluster that this node refuses, because they name a path that it does not allow.
+
+    `paths` of `[networks]` says what NetworkAttachmentDefinitions and objects `Network` may name. Run this before an
+    upgrade, or before you change `paths`. It changes nothing, asks no daemon, and fails if there is such an object.
+
+    Example: `nodeplug cluster check-networks --kubeconfig /etc/kubernetes/admin.conf`
+    """
+    from dataclasses import asdict
+
+    from nodeplug.config import NetworksSection, load
+
+    configuration = load(config, root)
+    section = configuration.networks or NetworksSection()
+    named = kubeconfig or section.kubeconfig or configuration.kubeconfig
+    found = refused_networks(named, section.paths)
+    if as_json:
+        print_json({"paths": list(section.paths), "refused": [asdict(one) for one in found]})
+    else:
+        print("\n".join(f"{one.kind} {one.name}: {one.reason}" for one in found) or "no network is refused")
+    if found:
+        raise typer.Exit(1)
+
+
+def refused_networks(kubeconfig: Path | None, paths: "Collection[str]") -> "Sequence[Refused]":
+    """Return the networks of the cluster that name another path.
+
+    Raises:
+        PluginError: the API server refused, or cannot be asked.
+    """
+    import asyncio
+
+    from nodeplug.kubeapi.client import Client
+    from nodeplug.kubeapi.credentials import Credentials, find
+    from nodeplug.networks.refused import refused
+
+    async def ask() -> "Sequence[Refused]":
+        async with Client(Credentials(find(kubeconfig))) as client:
+            return await refused(client, paths)
+
+    return asyncio.run(ask())
 
 
 def refuse_while_published(config: Path, root: Path | None) -> None:

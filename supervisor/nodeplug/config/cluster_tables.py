@@ -9,9 +9,20 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from nodeplug.config.keys import Model, check_address, check_path, parse_address
+from nodeplug.config.keys import Model, check_absolute, check_address, check_path, parse_address
 from nodeplug.fields import Quantity, Seconds
 
+NODE_PATHS: Final = (
+    "/etc/resolv.conf",
+    "/run/systemd/resolve/resolv.conf",
+    "/run/systemd/resolve/stub-resolv.conf",
+    "/run/NetworkManager/resolv.conf",
+    "/run/NetworkManager/no-stub-resolv.conf",
+    "/var/lib/cni",
+    "/run/cni",
+    "/var/run/cni",
+)
+"""What networks of the cluster may name by default: the host's resolv.conf, and where IPAM plugins keep their state."""
 _KUBECONFIG: Final = (
     "How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's ServiceAccount."
 )
@@ -91,6 +102,12 @@ class NetworksSection(Model):
     objects: bool = Field(
         True,
         description="Follow objects `Network`, too, for which the cluster needs their CustomResourceDefinition.",
+    )
+    paths: tuple[Annotated[str, AfterValidator(check_absolute)], ...] = Field(
+        NODE_PATHS,
+        description="The paths of the node, each with all below it, that NetworkAttachmentDefinitions and objects "
+        "`Network` may name, as in `ipam.resolvConf` and `dataDir`. It replaces the default. Plugins that are not "
+        "bundled may have other keys for paths, which this does not know.",
     )
 
 

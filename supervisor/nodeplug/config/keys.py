@@ -34,6 +34,17 @@ def check_cgroup(path: str) -> str:
     return path
 
 
+def check_absolute(path: str) -> str:
+    """Return an absolute path.
+
+    Raises:
+        ValueError: it is relative, or leads upwards.
+    """
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"an absolute path without '..' is wanted, such as /var/lib/cni; found {path!r}")
+    return path
+
+
 def check_path(path: str) -> str:
     """Return an absolute path, or an empty one; raise ValueError."""
     if path and not path.startswith("/"):

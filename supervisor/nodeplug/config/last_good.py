@@ -16,6 +16,7 @@ from nodeplug.config.files import Document, Unreadable
 from nodeplug.config.files import read as read_file
 from nodeplug.config.models import PluginSection
 from nodeplug.config.reading import ConfigError, Reading, read_alone
+from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.journal import write_durably
 
@@ -70,7 +71,7 @@ def write(state: Path, reading: Reading, refused: Collection[str]) -> None:
 
 def _is_same(path: Path, data: bytes) -> bool:
     try:
-        return path.read_bytes() == data
+        return read_bounded(path) == data
     except OSError:
         return False
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.config.models import Configuration, PluginSection
+from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import InvalidRequest
 from nodeplug.contract.journal import write_durably
 
@@ -67,7 +68,7 @@ def by_labels(configuration: Configuration) -> bool:
 def known(state: Path, name: str) -> Node:
     """Return the node of this name with the labels that were last recorded."""
     try:
-        recorded = json.loads((state / NAME).read_bytes())
+        recorded = json.loads(read_bounded(state / NAME))
         if recorded["node"] == name:
             return Node(name, {str(label): str(value) for label, value in recorded["labels"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

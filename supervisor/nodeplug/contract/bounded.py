@@ -1,8 +1,6 @@
-"""Files that are read whole, with a limit.
+"""Reads whole files up to a limit: those that a configuration names, or that others can write.
 
-Owns: the one way in which the daemon reads a file of a folder that others can write: a regular file, up to a size.
-Refuses: pipes and devices, which may never end, and more bytes than such a file can rightly have: a sparse file of
-gigabytes costs nobody anything until it is read.
+A pipe or a device may never end, and a sparse file of gigabytes costs nothing until it is read.
 """
 
 import errno
@@ -10,6 +8,8 @@ import os
 import stat
 from pathlib import Path
 from typing import Final
+
+__all__ = ["read_bounded"]
 
 RECORD_LIMIT: Final = 16 << 20
 """Bytes of one record of the daemon's own."""

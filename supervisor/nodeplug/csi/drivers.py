@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from nodeplug.config import Configuration
+from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.journal import write_durably
 from nodeplug.contract.values import Secrets
@@ -145,7 +146,7 @@ class CsiDrivers:
 
     def _read_notes(self) -> Mapping[str, str]:
         try:
-            document = json.loads(self.notes.read_text(encoding="utf-8"))
+            document = json.loads(read_bounded(self.notes))
         except (FileNotFoundError, ValueError):
             return {}
         return {str(name): str(claim) for name, claim in document.items()} if isinstance(document, dict) else {}

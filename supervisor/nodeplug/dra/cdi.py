@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.values import Grant
 from nodeplug.dra.records import ClaimRecord
@@ -97,7 +98,7 @@ class SpecFolder:
             return
         path, data = self._path(record.claim.uid), json.dumps(document, indent=1).encode()
         with suppress(OSError):
-            if path.read_bytes() == data:
+            if read_bounded(path) == data:
                 return
         passing = path.with_name(f".{path.name}.{os.getpid()}")  # no runtime reads it: another suffix, and hidden
         try:

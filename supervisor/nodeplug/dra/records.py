@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
+from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.journal import Entry
 from nodeplug.contract.values import Counters, DeviceId, DeviceMount, DeviceNode, Grant, ResourceClaim, ResourceName
 from nodeplug.dra.claims import ClaimReference
@@ -96,7 +97,7 @@ def sections_of(folder: Path) -> set[str]:
     found = set()
     for path in folder.glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found.add(str(json.loads(path.read_bytes())["data"]["section"]))
+            found.add(str(json.loads(read_bounded(path))["data"]["section"]))
     return found
 
 

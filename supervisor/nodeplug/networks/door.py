@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from nodeplug.contract.cluster import ClusterNetworks, ClusterPod, NetworkDefinition
-from nodeplug.contract.errors import NotFound, PluginError, TryAgain
+from nodeplug.contract.errors import InvalidRequest, NotFound, PluginError, TryAgain
 from nodeplug.kubeapi.client import Bounds, Client
 from nodeplug.kubeapi.resources import NETWORK_ATTACHMENT_DEFINITIONS, PODS, Object, Resource
 from nodeplug.kubeapi.watch import Pauses
-from nodeplug.networks import objects
+from nodeplug.networks import node_paths, objects
 from nodeplug.networks.conflists import Conflists
 from nodeplug.networks.definitions import Definitions
 from nodeplug.process import across
@@ -29,6 +29,7 @@ class Door:
     Args:
         node: its name in the cluster.
         patience: seconds that an answer of the API server may take.
+        paths: of the node that a definition may name.
         definitions: those that are known.
         conflists: of objects `Network`.
 
@@ -40,14 +41,16 @@ class Door:
         changed: is told of it on the event loop when `used` has changed.
     """
 
-    def __init__(self, node: str, patience: float, definitions: Definitions, conflists: Conflists) -> None:
+    def __init__(
+        self, node: str, patience: float, paths: Collection[str], definitions: Definitions, conflists: Conflists
+    ) -> None:
         self.client: Client | None = None
         self.trouble = "the API server has not been found yet"
         self.pods: Callable[[str], Object | None] = lambda _: None
         self.reported: Callable[[ClusterPod, Sequence[Mapping[str, Any]]], None] = lambda *_: None
         self.changed: Callable[[], None] = lambda: None
         self._used: dict[str, frozenset[str]] = {}
-        self._node, self._patience = node, patience
+        self._node, self._patience, self._paths = node, patience, paths
         self._definitions, self._conflists = definitions, conflists
         self._loop = asyncio.get_running_loop()
 
@@ -70,9 +73,12 @@ class Door:
 
     def definition(self, namespace: str, name: str) -> NetworkDefinition:
         """Return a NetworkAttachmentDefinition; see `ClusterNetworks`."""
-        known = self._definitions.find(namespace, name)
-        if known is not None:
-            return known
+        found = self._definitions.find(namespace, name) or self._asked(namespace, name)
+        if refusal := node_paths.refusal_of_text(found.config, self._paths):
+            raise InvalidRequest(f"NetworkAttachmentDefinition {namespace}/{name}: {refusal}")
+        return found
+
+    def _asked(self, namespace: str, name: str) -> NetworkDefinition:
         try:
             return objects.definition_of(self._ask(NETWORK_ATTACHMENT_DEFINITIONS, namespace, name))
         except NotFound:

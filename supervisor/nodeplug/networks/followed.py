@@ -53,7 +53,7 @@ class Networks:
         self.section, self.node, self.paths, self.claims = section, node, paths, claims
         self.definitions = Definitions(folder / "definitions.json")
         self.conflists = Conflists(folder / "conflists")
-        self.door = Door(node, section.patience, self.definitions, self.conflists)
+        self.door = Door(node, section.patience, section.paths, self.definitions, self.conflists)
         self.reports = Reports(node, self.door.followed)
         self.door.reported = self.reports.add
         self.trouble = ""
@@ -145,6 +145,7 @@ class _Session:
             folders,
             lambda: owner.door.used,
             self._published,
+            owner.section.paths,
         )
 
     @property

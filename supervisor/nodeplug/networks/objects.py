@@ -14,6 +14,7 @@ from nodeplug.contract.cluster import ClusterPod, NetworkDefinition
 from nodeplug.contract.errors import clip
 from nodeplug.kubeapi.resources import Object
 from nodeplug.kubeapi.selectors import selects
+from nodeplug.networks import node_paths
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """The annotation of a static pod's object: the UID by which kubelet and the runtime know the pod."""
@@ -26,7 +27,9 @@ _TYPE: Final = re.compile(r"[^/\s\x00]{1,255}")
 _OURS: Final = ("name", "cniversion", "prevresult", "runtimeconfig")
 _SHOWN: Final = 500
 
-Reason = Literal["Ready", "InvalidConfiguration", "UnknownPlugin", "NameTaken", "DiskFailure", "InUse"]
+Reason = Literal[
+    "Ready", "InvalidConfiguration", "UnknownPlugin", "NameTaken", "PathNotAllowed", "DiskFailure", "InUse"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,13 @@ def is_for(network: Object, labels: Mapping[str, str]) -> bool:
         return False
 
 
-def judge(network: Object, taken: Mapping[str, str], served: Collection[str], installed: Collection[str]) -> Verdict:
+def judge(
+    network: Object,
+    taken: Mapping[str, str],
+    served: Collection[str],
+    installed: Collection[str],
+    paths: Collection[str],
+) -> Verdict:
     """Judge a `Network` that is for this node.
 
     Args:
@@ -74,6 +83,7 @@ def judge(network: Object, taken: Mapping[str, str], served: Collection[str], in
         taken: names of networks that the node has otherwise, and the files that have them.
         served: claims of this daemon.
         installed: executables in the folder of CNI plugins.
+        paths: of the node that it may name.
     """
     name = str(network["metadata"]["name"])
     conflist = conflist_of(network)
@@ -81,6 +91,8 @@ def judge(network: Object, taken: Mapping[str, str], served: Collection[str], in
         return Verdict("InvalidConfiguration", conflist)
     if name in taken:
         return Verdict("NameTaken", f"the node has a network {name!r} already, in {taken[name]}; choose another name")
+    if refusal := node_paths.refusal(conflist, paths):
+        return Verdict("PathNotAllowed", refusal)
     unknown = [one["type"] for one in conflist["plugins"] if one["type"] not in {*served, *installed}]
     if unknown:
         text = f"nobody serves the plugin {unknown[0]!r} on this node: enable it in nodeplug, or install the executable"

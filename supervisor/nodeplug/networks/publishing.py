@@ -44,6 +44,7 @@ class Publishing:
         folders: of the runtime's configurations, and of CNI executables.
         used: the networks that have attachments; None if that is not known.
         changed: is set when there is something to look at.
+        paths: of the node that an object may name.
         problems: what cannot be done at present, by network.
     """
 
@@ -56,6 +57,7 @@ class Publishing:
     folders: tuple[Path, Path]
     used: Callable[[], Collection[str] | None]
     changed: asyncio.Event
+    paths: Collection[str]
     problems: dict[str, str] = field(default_factory=dict)
     _untold: dict[str, str] = field(default_factory=dict)
     _disk: Lane = field(default_factory=lambda: Lane("the disk with the networks of the cluster", 10.0))
@@ -120,15 +122,16 @@ class Publishing:
         taken, present = taken_names(self.folders[0]), installed(self.folders[1])
         verdicts = {}
         for name, network in mine.items():
-            verdict = objects.judge(network, taken, claims, present)
+            verdict = objects.judge(network, taken, claims, present, self.paths)
             if verdict.conflist is not None:
                 try:
                     self.conflists.write(name, verdict.conflist)
                 except PluginError as error:
                     verdict = Verdict("DiskFailure", error.message)
             verdicts[name] = verdict
-        # What a mistake has made unreadable keeps its last good configuration; a name that is taken does not.
-        stay = {name for name, one in verdicts.items() if one.reason != "NameTaken"}
+        # What a mistake has made unreadable keeps its last good configuration; a name that is taken or a path that
+        # is not allowed does not.
+        stay = {name for name, one in verdicts.items() if one.reason not in {"NameTaken", "PathNotAllowed"}}
         left = self.conflists.keep(stay, used)
         in_use = "attachments on this node still use it; no new ones are made, and it goes with the last of them"
         return {**{name: Verdict("InUse", in_use) for name in left if name not in verdicts}, **verdicts}

@@ -1,8 +1,8 @@
 """The life cycle of plugins in processes of their own, with a requester for each hook."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_interface
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.children import children_of
 from tests.ended import has_ended
 from tests.node.workers.forked_workers import forking
 
@@ -134,11 +135,7 @@ class Guests:
 
 def children() -> set[int]:
     """Return the processes of this one that run: what other tests have left to be reaped is theirs."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            found.update(map(int, (task / "children").read_text(encoding="ascii").split()))
-    return {pid for pid in found if not has_ended(pid)}
+    return {pid for pid in children_of(os.getpid()) if not has_ended(pid)}
 
 
 def open_files() -> int:

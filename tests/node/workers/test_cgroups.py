@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.children import children_of
 from tests.ended import has_ended
 from tests.node.workers.own_cgroups import MARK, OwnCgroups, own_cgroups, skip_without
 
@@ -44,11 +45,6 @@ def memory(own: OwnCgroups) -> OwnCgroups:
 def pids(own: OwnCgroups) -> OwnCgroups:
     skip_without(own, "pids")
     return own
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(one) for task in tasks for one in task.read_text(encoding="ascii").split()]
 
 
 def within(pid: int) -> str:
@@ -131,7 +127,7 @@ def test_a_session_of_its_own_counts_for_no_limit_of_memory_and_outlives_its_wor
         await guests.apply(guest=guests.section(memory=LIMIT, at="health", how=how))
         first = guests.pid()
         await guests.call("health")
-        kept.extend(children(first))
+        kept.extend(children_of(first))
         assert PREFIX in within(kept[0])
         statm = Path(f"/proc/{kept[0]}/statm")
         await guests.until(lambda: int(statm.read_text(encoding="ascii").split()[1]) > LIMIT // 4096)
@@ -180,7 +176,7 @@ def test_children_end_with_their_worker_and_a_session_of_its_own_does_not(pids: 
         )
         await guests.call("health")
         await guests.call("health", name="other")
-        (child,), (session,) = children(guests.pid()), children(guests.pid("other"))
+        (child,), (session,) = children_of(guests.pid()), children_of(guests.pid("other"))
         kept.append(session)
         assert os.getpgid(child) == child
         for name in ("guest", "other"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.children import children_of
 from tests.node.workers.other_users.rights import NET_ADMIN, NOBODY, capabilities, state
 
 import nodeplug as n
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
     from tests.node.workers.conftest import Guests
 
 Play = Callable[[Any], None]
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(one) for task in tasks for one in task.read_text(encoding="ascii").split()]
 
 
 def oom_score(pid: int) -> int:
@@ -71,7 +67,7 @@ def test_a_child_of_a_process_has_its_capabilities_and_its_user(play: Play) -> N
         named = guests.section(user="nobody", capabilities=("CAP_NET_ADMIN",), at="health", how="starts a child")
         await guests.apply(guest=named)
         await guests.call("health")
-        (child,) = children(guests.pid())
+        (child,) = children_of(guests.pid())
         assert capabilities(child) == {NET_ADMIN}
         assert state(child)["Uid"].split() == [str(NOBODY)] * 4
 

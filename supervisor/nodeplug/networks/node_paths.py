@@ -1,0 +1,73 @@
+"""Which paths of the node a network may name whose configuration comes from the cluster.
+
+A network's plugins work as root, so a path in an object of the cluster is one that its author reads or writes as root.
+The keys are those of the bundled plugins; a foreign plugin may have others, of which nothing is known here.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from nodeplug.contract.errors import clip
+
+KEYS: Final = frozenset({"datadir", "resolvconf", "daemonsocketpath"})
+"""The keys that name a path, in a plugin's configuration or in its `ipam`, without regard to case."""
+_INNER: Final = "ipam"
+
+
+def refusal(conflist: Any, allowed: Collection[str]) -> str:
+    """Return why a network may not be attached: the first path that is not allowed; empty if there is none.
+
+    Args:
+        conflist: a network configuration, or a list of plugins, as JSON has it; may be anything.
+        allowed: paths, each with all that is below it.
+    """
+    for key, path in named(conflist):
+        if not is_allowed(path, allowed):
+            told = ", ".join(sorted(allowed)) or "none"
+            return (
+                f"{key} is {clip(path, 200)!r}, and networks of the cluster may name only what `paths` of [networks] "
+                f"allows on this node: {told}"
+            )
+    return ""
+
+
+def refusal_of_text(config: str, allowed: Collection[str]) -> str:
+    """Return the same for a configuration as text; empty if it is no JSON, which whoever runs it refuses."""
+    try:
+        return refusal(json.loads(config), allowed)
+    except (ValueError, RecursionError):
+        return ""
+
+
+def is_allowed(path: str, allowed: Collection[str]) -> bool:
+    """Return whether a path is allowed, or below one that is."""
+    named_path = PurePosixPath(path)
+    if not named_path.is_absolute() or ".." in named_path.parts or "\0" in path:
+        return False
+    return any(named_path.is_relative_to(one) for one in allowed)
+
+
+def named(conflist: Any) -> Iterator[tuple[str, str]]:
+    """Return the keys that name paths, and the paths."""
+    if not isinstance(conflist, Mapping):
+        return
+    plugins = [value for key, value in conflist.items() if _folded(key) == "plugins"]
+    listed = [one for value in plugins if isinstance(value, list) for one in value]
+    for plugin in [conflist, *listed]:
+        if isinstance(plugin, Mapping):
+            yield from _of_plugin(plugin, "")
+
+
+def _of_plugin(plugin: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in plugin.items():
+        if _folded(key) in KEYS and isinstance(value, str) and value:
+            yield f"{prefix}{key}", value
+        if not prefix and _folded(key) == _INNER and isinstance(value, Mapping):
+            yield from _of_plugin(value, f"{key}.")
+
+
+def _folded(key: Any) -> str:
+    """Fold a key as the widest of its readers does: Go matches `\u017f` with `s`."""
+    return str(key).casefold()

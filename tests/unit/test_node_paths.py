@@ -1,0 +1,74 @@
+"""Which paths of the node a network of the cluster may name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from nodeplug.config.cluster_tables import NODE_PATHS
+from nodeplug.networks.node_paths import KEYS, is_allowed, named, refusal, refusal_of_text
+
+BRIDGE = {"type": "bridge", "ipam": {"type": "host-local"}}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"ipam": {"resolvConf": "/etc/shadow"}},
+        {"ipam": {"dataDir": "/etc"}},
+        {"type": "tuning", "dataDir": "/etc"},
+        {"plugins": [BRIDGE, {"type": "tuning", "dataDir": "/etc"}]},
+        {"plugins": [{"type": "bridge", "IPAM": {"RESOLVCONF": "/etc/shadow"}}]},
+        {"Plugins": [{"type": "bridge", "ipam": {"re\u017folvConf": "/etc/shadow"}}]},
+        {"ipam": {"resolvConf": "/var/lib/cni/../../../etc/shadow"}},
+        {"ipam": {"resolvConf": "etc/shadow"}},
+        {"ipam": {"dataDir": "/var/lib/cnisecret"}},
+        {"ipam": {"dataDir": "/var/lib/cni/a", "datadir": "/etc"}},
+    ],
+)
+def test_a_path_that_is_not_allowed_is_refused(config: Any) -> None:
+    said = refusal(config, NODE_PATHS)
+    assert (
+        "networks of the cluster may name only what `paths` of [networks] allows on this node: /etc/resolv.conf" in said
+    )
+    assert refusal_of_text(json.dumps(config), NODE_PATHS) == said
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BRIDGE,
+        {"ipam": {"resolvConf": "/etc/resolv.conf", "dataDir": "/var/lib/cni/networks"}},
+        {"type": "tuning", "dataDir": "/run/cni/tuning"},
+        {"ipam": {"resolvConf": ""}},
+        {"ipam": {"resolvConf": 7}},
+        {"ipam": "/etc"},
+        {"plugins": "x"},
+        {"plugins": ["x", None]},
+        ["x"],
+        None,
+    ],
+)
+def test_all_others_are_left_to_the_plugin(config: Any) -> None:
+    assert refusal(config, NODE_PATHS) == ""
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_what_is_no_json_is_left_to_whoever_runs_it(text: str) -> None:
+    assert refusal_of_text(text, ()) == ""
+
+
+def test_a_folder_allows_what_is_below_it() -> None:
+    assert is_allowed("/a/b", ["/a"])
+    assert is_allowed("/a", ["/a"])
+    assert not is_allowed("/", ["/a"])
+
+
+def test_no_path_is_allowed_where_the_list_is_empty() -> None:
+    assert "allows on this node: none" in refusal({"ipam": {"dataDir": "/var/lib/cni"}}, ())
+
+
+def test_every_key_is_looked_for_at_both_places() -> None:
+    config = {"ipam": {key: f"/{key}" for key in KEYS}, **{key: f"/{key}" for key in KEYS}}
+    assert {path for _, path in named(config)} == {f"/{key}" for key in KEYS}
+    assert len([*named(config)]) == 2 * len(KEYS)
