@@ -20,7 +20,9 @@ from nodeplug.contract.errors import WIRES
 from nodeplug.contract.hookspecs import ANSWERS, Contract
 from nodeplug.device.codec import ID_LIMIT, LIST_LIMIT
 from nodeplug.hosting import lives
-from nodeplug.hosting.slot import DEFAULT_DEADLINES, FIRST_RETRY, LAST_RETRY, OVERDUE_LIMIT
+from nodeplug.hosting.overdue import LIMIT as OVERDUE_LIMIT
+from nodeplug.hosting.overdue import TOTAL
+from nodeplug.hosting.slot import DEFAULT_DEADLINES, FIRST_RETRY, LAST_RETRY
 from nodeplug.loading.discovery import find, installed
 from nodeplug.observe import overview
 from nodeplug.observe.metrics import Metrics
@@ -162,7 +164,8 @@ def script_constant(script: str, name: str) -> str:
 
 
 NUMBERS = [
-    ("hooks.md", f"With {['no', 'one', 'two', 'three', 'four', 'five'][OVERDUE_LIMIT]} such calls"),
+    ("hooks.md", f"With {['no', 'one', 'two', 'three', 'four', 'five'][OVERDUE_LIMIT]} such calls for one network"),
+    ("hooks.md", f"with {TOTAL} of them the whole plugin"),
     ("hooks.md", f"Called every {daemon.HEALTH_INTERVAL:g} s"),
     ("hooks.md", f"after {FIRST_RETRY:g} s, "),
     ("hooks.md", f"up to {LAST_RETRY:g} s"),

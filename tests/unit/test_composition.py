@@ -13,9 +13,10 @@ from nodeplug import DeadlineExceeded, PluginError, TryAgain, VolumeClaim, hooki
 from nodeplug.contract.errors import Ending
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.composition import Composition
+from nodeplug.hosting.overdue import LIMIT as OVERDUE_LIMIT
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import OVERDUE_LIMIT, Route
+from nodeplug.hosting.slot import Route
 
 
 class Probe:

@@ -14,9 +14,10 @@ from nodeplug import Metric, NotReady, PluginError, Sample, hookimpl
 from nodeplug.config import PluginSection
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.hook_call import HookCall
+from nodeplug.hosting.overdue import LIMIT as OVERDUE_LIMIT
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import OVERDUE_LIMIT, Slot
+from nodeplug.hosting.slot import Slot
 from nodeplug.hosting.strays import Strays
 from nodeplug.observe import reports
 from nodeplug.observe.metrics import Metrics

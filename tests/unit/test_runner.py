@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from nodeplug import (
+    CniAdd,
     CniClaim,
     CniResult,
     DeadlineExceeded,
     DeviceList,
     InvalidRequest,
+    Netns,
     PluginError,
     ResourceName,
     TryAgain,
@@ -20,9 +22,10 @@ from nodeplug import (
 )
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.hosting.hook_call import HookCall
+from nodeplug.hosting.overdue import LIMIT as OVERDUE_LIMIT
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import OVERDUE_LIMIT, Route, Slot
+from nodeplug.hosting.slot import Route, Slot
 from nodeplug.hosting.strays import Strays
 from nodeplug.process.turns import ThreadTask, TurnLoop
 
@@ -235,6 +238,42 @@ def test_a_plugin_with_too_many_overdue_calls_is_quarantined_until_one_returns()
             await asyncio.sleep(0.01)
         route.slot.deadlines = {}
         assert await add(runner, route, key="fresh") == CniResult()
+
+    run(scenario)
+
+
+def request_in(network: str, **config: Any) -> CniAdd:
+    nowhere = Netns.unopened("/nowhere")
+    about: Any = {"claim": "probe", "network": network, "version": "1.0.0", "config": {"name": network, **config}}
+    return CniAdd(**about, host_netns=nowhere, netns=nowhere, container_id="c", ifname="eth0")
+
+
+def test_a_network_whose_calls_hang_leaves_the_others_and_its_own_del_alone() -> None:
+    release = threading.Event()
+
+    def hook(request: Any) -> CniResult:
+        if request.config.get("hangs"):
+            release.wait(10)
+        return CniResult()
+
+    async def scenario() -> None:
+        runner = Runner()
+        route = route_to(hook, cni_add=0.02)
+        bad = request_in("bad", hangs=True)
+        for number in range(OVERDUE_LIMIT):
+            with pytest.raises(DeadlineExceeded):
+                await add(runner, route, bad, key=str(number))
+        with pytest.raises(TryAgain, match="is quarantined for network bad: 4 of its calls for network bad have not"):
+            await add(runner, route, bad, key="fresh")
+        assert "is quarantined for network bad" in route.slot.quarantined
+        route.slot.deadlines = {}
+        assert await add(runner, route, request_in("good"), key="good") == CniResult()
+        assert await add(runner, route, request_in("bad"), key="of another that took its name") == CniResult()
+        assert await runner.call(route, "cni_del", Call("DEL", "cni:probe", "del"), {"request": bad}) is None
+        release.set()
+        while route.slot.overdue:
+            await asyncio.sleep(0.01)
+        assert route.slot.quarantined == ""
 
     run(scenario)
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from pathlib import Path
+from typing import Final
 
 from nodeplug import (
     CniAttachmentRequest,
@@ -30,11 +31,15 @@ from nodeplug import (
     InvalidRequest,
     NotReady,
     PluginError,
+    TryAgain,
 )
 from nodeplug_net.ipam.config import IpamConfig, folder_of, has_ranges, parse_config
 from nodeplug_net.ipam.kept import Kept, workload_of
 from nodeplug_net.ipam.ranges import Address, RangeSet
 from nodeplug_net.ipam.store import Owner, Store
+
+_RECOVERING: Final = 2.0
+"""Seconds for which the start waits for the lock of one pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +89,21 @@ class Ipam:
         known = [Path(folder) for entry in entries if isinstance(folder := entry.data.get("folder"), str)]
         beside = [lock.parent for lock in sorted(self.data_dir.glob("*/lock"))]
         for folder in dict.fromkeys([*known, *beside]):
-            store = self._store(folder)
-            with store.locked(create=False) as exists:
-                self._kept.waiting(folder, None, store.taken)
-                if exists and folder in known:
-                    self._notice(store)
-                elif exists and store.boot():
-                    self._release(store, stale=False)
-                elif not exists and folder in known and _has_others(folder.parent):
-                    self.host.journal.remove(f"pool {folder}")  # an administrator has removed the network
+            try:
+                self._recover(folder, known=folder in known)
+            except TryAgain as error:  # the next ADD in that pool does it
+                self.host.log.warning("what an earlier boot left is not released yet: %s", error)
+
+    def _recover(self, folder: Path, *, known: bool) -> None:
+        store = self._store(folder)
+        with store.locked(create=False, deadline=time.monotonic() + _RECOVERING) as exists:
+            self._kept.waiting(folder, None, store.taken)
+            if exists and known:
+                self._notice(store)
+            elif exists and store.boot():
+                self._release(store, stale=False)
+            elif not exists and known and _has_others(folder.parent):
+                self.host.journal.remove(f"pool {folder}")  # an administrator has removed the network
 
     def allocate(self, request: CniAttachmentRequest) -> Allocation:
         """Reserve one address from each range set, or return those that the attachment already holds.
@@ -105,7 +116,7 @@ class Ipam:
         store = self._store(config.folder)
         owner = (request.container_id, request.ifname)
         fresh: list[Address] = []
-        with store.locked(create=True):
+        with store.locked(create=True, deadline=request.deadline):
             self._notice(store)
             store.keep(owner)
             try:
@@ -133,7 +144,7 @@ class Ipam:
         """Release what an attachment holds, or only some of it; succeed if that is nothing."""
         store = self._store(folder_of(request, self.data_dir))
         owner = (request.container_id, request.ifname)
-        with store.locked(create=False) as exists:
+        with store.locked(create=False, deadline=request.deadline) as exists:
             if not exists:
                 return
             if only is None:
@@ -150,7 +161,7 @@ class Ipam:
         config = parse_config(request, self.data_dir)
         store = self._store(config.folder)
         owner = (request.container_id, request.ifname)
-        with store.locked(create=False) as exists:
+        with store.locked(create=False, deadline=request.deadline) as exists:
             held = store.found(owner) if exists else []
         if not held:
             raise PluginError(
@@ -169,7 +180,7 @@ class Ipam:
         valid = {(one.container_id, one.ifname) for one in request.valid}
         containers = {one.container_id for one in request.valid}
         store = self._store(folder_of(request, self.data_dir))
-        with store.locked(create=False) as exists:
+        with store.locked(create=False, deadline=request.deadline) as exists:
             if exists:
                 store.review()
             for owner in store.owners() if exists else ():
@@ -181,14 +192,14 @@ class Ipam:
     def owners(self, request: CniRequest) -> list[tuple[Owner, Address]]:
         """List who holds which address of a network; mistakes in the keys of ranges and routes do not matter."""
         store = self._store(folder_of(request, self.data_dir))
-        with store.locked(create=False) as exists:
+        with store.locked(create=False, deadline=request.deadline) as exists:
             return [(owner, address) for owner in store.owners() for address in store.held(owner)] if exists else []
 
     def leases(self, request: CniRequest) -> list[tuple[Owner, IPv4Interface | IPv6Interface]]:
         """List who holds which address of a network's ranges, each with the prefix of its range."""
         config = parse_config(request, self.data_dir)
         store = self._store(config.folder)
-        with store.locked(create=False) as exists:
+        with store.locked(create=False, deadline=request.deadline) as exists:
             held = [(owner, address) for owner in store.owners() for address in store.held(owner)] if exists else []
         return [
             (owner, _ip(ranges, address).address)
@@ -207,7 +218,7 @@ class Ipam:
             return
         config = parse_config(request, self.data_dir)
         store = self._store(config.folder)
-        with store.locked(create=False) as exists:
+        with store.locked(create=False, deadline=request.deadline) as exists:
             if exists and not store.is_writable:
                 raise NotReady(f"network {request.network}: {store.folder}, where addresses are reserved, is read-only")
             if exists:  # else a pool full of an earlier boot's addresses would prevent the ADD that releases them

@@ -16,8 +16,10 @@ import errno
 import fcntl
 import ipaddress
 import logging
+import math
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeplug import PluginError
+from nodeplug import PluginError, TryAgain
 from nodeplug_net.ipam.ranges import Address, RangeSet
 
 LOG: Final = logging.getLogger(__name__)
@@ -39,6 +41,10 @@ _ENDED_LIMIT: Final = 1024
 """Owners that are remembered as released; each other one that holds nothing costs a look at all files."""
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 """Errors that mean that the folder does not exist."""
+_LOCK_POLL: Final = 0.001
+"""Seconds between two looks at a lock that others hold: they hold it for about that long."""
+_ANSWERING: Final = 0.2
+"""Seconds that a call keeps to say that it did not get the lock."""
 _UNWRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -96,34 +102,67 @@ class Store:
     _due: dict[Address, Owner] = field(default_factory=dict)
     _seen: dict[Address, tuple[int, int, int]] = field(default_factory=dict)
     _ended: dict[Owner, None] = field(default_factory=dict)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
-    def locked(self, *, create: bool) -> Iterator[bool]:
+    def locked(self, *, create: bool, deadline: float = math.inf) -> Iterator[bool]:
         """Hold the folder's lock; inside, the cache is valid.
 
         Args:
             create: create the folder if it is missing.
+            deadline: `time.monotonic()` until which others may hold it.
 
         Yields:
             Whether the folder exists.
 
         Raises:
             PluginError: the folder cannot be used.
+            TryAgain: another process holds the lock until the deadline.
         """
-        descriptor = self._open_lock(create=create)
-        if descriptor is None:
-            yield False
-            return
+        with self._alone(deadline):
+            descriptor = self._open_lock(create=create)
+            if descriptor is None:
+                yield False
+                return
+            try:
+                self._lock(descriptor, deadline)
+                self._refresh()
+                self._release_due()
+                yield True
+            finally:
+                if self._changed and self._stamp is not None:
+                    self._stamp = self._seal(self._stamp)
+                self._changed = False
+                os.close(descriptor)
+
+    @contextmanager
+    def _alone(self, deadline: float) -> Iterator[None]:
+        """Let one thread at a time ask for the lock: a mutex wakes the next one, where flock(2) would be polled."""
+        patience = -1 if deadline == math.inf else max(0.0, deadline - _ANSWERING - time.monotonic())
+        if not self._mutex.acquire(timeout=patience):
+            raise self._held("another call")
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            self._refresh()
-            self._release_due()
-            yield True
+            yield
         finally:
-            if self._changed and self._stamp is not None:
-                self._stamp = self._seal(self._stamp)
-            self._changed = False
-            os.close(descriptor)
+            self._mutex.release()
+
+    def _lock(self, descriptor: int, deadline: float) -> None:
+        """Take the lock from other processes. The kernel wakes who waits without a limit; otherwise it is polled."""
+        if deadline == math.inf:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            return
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline - _ANSWERING:
+                    raise self._held("another process") from None
+            time.sleep(_LOCK_POLL)
+
+    def _held(self, by: str) -> TryAgain:
+        text = f"the lock of the pool {self.folder} is held by {by}"
+        return TryAgain(text, details="lslocks shows which process has it")
 
     def _open_lock(self, *, create: bool) -> int | None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

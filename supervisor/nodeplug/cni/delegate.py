@@ -34,7 +34,9 @@ from nodeplug.contract.values import (
     CniStatus,
 )
 from nodeplug.hosting.call import CURRENT
+from nodeplug.hosting.hook_call import time_left, working_on
 from nodeplug.hosting.in_flight import InFlight
+from nodeplug.hosting.overdue import Subject
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import invoke
 from nodeplug.hosting.slot import Route
@@ -48,6 +50,10 @@ HOOK_OF: Final[Mapping[type[CniRequest], str]] = {
 }
 STDERR_LIMIT: Final = 64 << 10
 """Bytes of a foreign plugin's stderr that are passed to the caller."""
+_SHARE: Final = 0.8
+"""Of the time that a call has left, what a foreign plugin may take: the rest is for a DEL, and to say what happened."""
+_LEAST: Final = 0.1
+"""Seconds that it has all the same."""
 _BUSY_TRIES: Final = 30
 _BUSY_PAUSE: Final = 0.2
 _INTERNAL: Final = 999
@@ -60,7 +66,7 @@ class Delegation:
     Attributes:
         registry: finds the plugin that serves a claim.
         delegates: are told what plugins of this daemon attached and detached; None where nobody has to know.
-        timeout: seconds that a foreign plugin may take; less than the deadline of the hook that calls it.
+        timeout: seconds that a foreign plugin may take at most; never as long as the call that it is a part of.
         visiting: the context of a call to a claim of this daemon: see `Runner.visiting`.
         in_flight: has the request of a claim of this daemon while it is served.
     """
@@ -83,7 +89,8 @@ class Delegation:
         if not plugin_type or "/" in plugin_type:
             raise InvalidRequest(f"invalid plugin name: {plugin_type!r}; it must be the name of a file on CNI_PATH")
         # Host-side work belongs in the caller's namespace, even if the plugin has switched its thread to another.
-        with request.host_netns.entered():
+        subject = Subject(f"network {request.network}", config)
+        with request.host_netns.entered(), working_on(subject):
             if any(route.claim.name == plugin_type for route in self.registry.routes("cni")):
                 with self.visiting(self.registry.route("cni", plugin_type)) as route:
                     return self._inside(route, request, config)
@@ -123,7 +130,8 @@ class Delegation:
             raise
 
     def _checked(self, program: Path, env: Mapping[str, str], stdin: bytes, descriptors: tuple[int, ...]) -> bytes:
-        answer = run(program, env, stdin, descriptors, self.timeout)
+        timeout = max(_LEAST, min(self.timeout, _SHARE * time_left()))
+        answer = run(program, env, stdin, descriptors, timeout)
         call = CURRENT.get()
         if call is not None:
             call.stderr.extend(answer.stderr[: max(0, STDERR_LIMIT - len(call.stderr))])

@@ -5,15 +5,17 @@ and reporting its end to the loop.
 Refuses: decisions: who may be called, and for how long, is the runner's.
 """
 
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeplug.contract.errors import PluginError, TryAgain, bounded
 from nodeplug.hosting.call import CURRENT, Call
+from nodeplug.hosting.overdue import Subject
 from nodeplug.hosting.strays import Strays
 from nodeplug.process.turns import ThreadTask, loop_of_caller
 
@@ -40,6 +42,8 @@ class HookCall:
         name: of the thread while the hook runs, so that a hanging one can be found.
         key: what it is about; the request's own key may change with its next hook.
         seconds: its deadline.
+        subject: what it works on; while it calls a delegate, what that works on.
+        admit: raises TryAgain if too many calls for a subject hang.
         inside: the plugins that the thread is inside, by section.
         outcome: done, on the loop, when the hook has really ended.
         leave: called when the outcome is done.
@@ -55,6 +59,7 @@ class HookCall:
         work: Callable[[], Any],
         done: Callable[[], None],
         strays: Strays,
+        subject: Subject = Subject(),  # noqa: B008 - frozen
     ) -> None:
         self.name = f"{plugin}:{hook}:{call.key}"[:120]
         self.plugin = plugin
@@ -62,6 +67,8 @@ class HookCall:
         self.call = call
         self.key = call.key
         self.seconds = seconds
+        self.subject = subject
+        self.admit: Callable[[Subject], None] = lambda _: None
         self.inside: dict[str, Entered] = {}
         self.loop = loop_of_caller()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
@@ -150,3 +157,28 @@ class HookCall:
 
 INSIDE: Final[ContextVar[HookCall | None]] = ContextVar("nodeplug_inside", default=None)
 """The call whose hook runs in this thread."""
+
+
+@contextmanager
+def working_on(subject: Subject) -> Iterator[None]:
+    """Let the call of this thread work on something else for a `with` block, as one that calls a delegate does.
+
+    Raises:
+        TryAgain: too many calls for that hang.
+    """
+    call = INSIDE.get()
+    if call is None:
+        yield
+        return
+    call.admit(subject)
+    before, call.subject = call.subject, subject
+    try:
+        yield
+    finally:
+        call.subject = before
+
+
+def time_left() -> float:
+    """Return how many seconds the call of this thread has until its caller is answered; infinite outside of a call."""
+    call = INSIDE.get()
+    return math.inf if call is None else max(0.0, call.seconds - call.age)

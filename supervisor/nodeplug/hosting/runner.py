@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain
@@ -23,6 +24,7 @@ from nodeplug.hosting import remote
 from nodeplug.hosting.call import Call, addressed
 from nodeplug.hosting.hook_call import INSIDE, HookCall
 from nodeplug.hosting.in_flight import InFlight
+from nodeplug.hosting.overdue import subject_of
 from nodeplug.hosting.slot import Instance, Route
 from nodeplug.hosting.strays import Strays
 from nodeplug.loading.answers import check_answer
@@ -170,8 +172,9 @@ class Runner:
         try:
             if (task := stepping()) is not None and task.used_up:
                 await on_the_loop()
+            subject = subject_of(request)
             if route.slot.overdue:
-                route.slot.check_quarantine()
+                route.slot.check_quarantine(hook, subject)
             admitted = await self._admitted(route, call.key, route.slot.deadline(hook))
             if hook not in admitted.hooks:
                 raise TryAgain(f"plugin {admitted.slot.name!r} has no {hook} any more: it was reloaded; ask again")
@@ -185,7 +188,8 @@ class Runner:
             done()
 
         self.in_flight.enter(name, call.id, request)
-        begun = HookCall(name, hook, call, seconds, lambda: work(admitted), ended, self.strays)
+        begun = HookCall(name, hook, call, seconds, lambda: work(admitted), ended, self.strays, subject)
+        begun.admit = partial(admitted.slot.check_quarantine, hook)
         return await self._run(admitted, begun, start, elsewhere)
 
     async def _admitted(self, route: Way, key: str | None, seconds: float) -> Way:

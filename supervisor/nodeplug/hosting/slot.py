@@ -22,7 +22,9 @@ from nodeplug.config import PluginSection
 from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import Ending, TryAgain
 from nodeplug.contract.values import Claim
+from nodeplug.hosting import overdue
 from nodeplug.hosting.hook_call import HookCall
+from nodeplug.hosting.overdue import Subject
 from nodeplug.loading.dispatch import callers
 from nodeplug.loading.examination import Examined
 from nodeplug.worker.process import Worker
@@ -35,10 +37,6 @@ LAST_RETRY: Final = 60.0
 """Seconds between two starts at most."""
 LONG_LIFE: Final = 120.0
 """Seconds after which the end of a process counts as the first one."""
-OVERDUE_LIMIT: Final = 4
-"""How many overdue calls quarantine a plugin; the first that returns lifts the quarantine."""
-ASIDES: Final = frozenset({"inspect", "metrics", "cluster_report", "volume_stats"})
-"""Hooks whose overdue calls do not count for quarantine: each has one key, and no caller of a plugin needs them."""
 DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "claims": 60,  # loading as a whole: the import, the constructor and claims()
     "prepare": 60,
@@ -303,22 +301,21 @@ class Slot:
         return own if own is not None else DEFAULT_DEADLINES.get(hook, _OTHER_DEADLINE)
 
     @property
-    def quarantined(self) -> bool:
-        """Whether so many calls hang that new ones are refused."""
-        return sum(call.hook not in ASIDES for call in self.overdue) >= OVERDUE_LIMIT
+    def quarantined(self) -> str:
+        """Why new calls for some subject, or all of them, are refused; empty if none are."""
+        return "; ".join(f"it {one}" for one in overdue.obstacles(self.overdue))
 
     @property
     def unanswered(self) -> int:
         """How many calls are overdue; each counts once more whenever it has taken another deadline."""
-        return sum(max(1, int(call.age // call.seconds)) for call in self.overdue if call.hook not in ASIDES)
+        return sum(max(1, int(call.age // call.seconds)) for call in self.overdue if call.hook not in overdue.ASIDES)
 
-    def check_quarantine(self) -> None:
-        """Raise TryAgain when too many calls hang."""
-        if self.quarantined:
+    def check_quarantine(self, hook: str, subject: Subject) -> None:
+        """Raise TryAgain when too many calls of this kind hang. Any thread may ask."""
+        if why := overdue.obstacle(tuple(self.overdue), hook, subject):
             alone = self.instance.worker is not None
             end = "its process is ended if they never do" if alone else "restart the daemon if they never do"
-            text = f"plugin {self.name!r} is quarantined: {OVERDUE_LIMIT} of its calls have not come back"
-            raise TryAgain(f"{text}; see `nodeplug status` for the calls; {end}")
+            raise TryAgain(f"plugin {self.name!r} {why}; see `nodeplug status` for the calls; {end}")
 
     def let_in(self, call: HookCall) -> None:
         """Keep a call inside until its hook has really ended."""

@@ -46,10 +46,11 @@ def plugins(slots: Iterable[Slot], reasons: Mapping[str, str], used: Mapping[int
             "uses": slot.instance.uses,
             "distribution": slot.instance.distribution,
             "state": slot.state,
-            "reason": clip(slot.reason) or (reasons.get(slot.name, "") if slot.state == "running" else ""),
+            "reason": clip("; ".join(filter(None, (slot.reason, slot.quarantined))))
+            or (reasons.get(slot.name, "") if slot.state == "running" else ""),
             "claims": [str(claim) for claim in slot.loaded.claims] if slot.loaded else [],
             "hooks": sorted(slot.loaded.hooks) if slot.loaded else [],
-            "quarantined": slot.quarantined,
+            "quarantined": bool(slot.quarantined),
             "isolation": slot.instance.isolation,
             "user": _user(slot.instance),
             "python": slot.instance.section.python,

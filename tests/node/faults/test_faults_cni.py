@@ -203,7 +203,7 @@ def test_a_plugin_may_run_a_child_and_gets_its_status(node: Any) -> None:
 
 @pytest.fixture
 def blocked(make_node: Callable[..., Any]) -> Any:
-    """A daemon with one plugin of which four calls hang, so that it is quarantined."""
+    """A daemon with one plugin of which four calls hang, all of one network, so that it is quarantined for that."""
     node = make_node(faulty={"deadline": {"cni_add": "200ms", "cni_del": "200ms"}}, other={})
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda name: node.cni(container=name, do="block"), ("b1", "b2", "b3", "b4")))
@@ -212,11 +212,13 @@ def blocked(make_node: Callable[..., Any]) -> Any:
     return node
 
 
-def test_a_plugin_that_blocks_is_quarantined_and_the_others_serve(blocked: Any) -> None:
-    answer = refused(blocked.cni(container="new"))
-    assert (answer.code, "quarantined" in answer.text) == (11, True)
+def test_a_network_that_blocks_is_quarantined_and_other_networks_and_plugins_serve(blocked: Any) -> None:
+    answer = refused(blocked.cni(container="new", do="block"))
+    assert (answer.code, "quarantined for network" in answer.text) == (11, True)
     blocked.failure()
     assert blocked.plugin("faulty")["quarantined"]
+    assert "is quarantined for network" in blocked.plugin("faulty")["reason"]
+    assert blocked.cni(container="new").status == 0
     assert sum(call["overdue"] for call in blocked.scratch.status()["calls"]) == 4
     assert blocked.cni(claim="other").status == 0
 

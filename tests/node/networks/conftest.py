@@ -1,6 +1,7 @@
 """A daemon that follows an API server that is acted out, and a runtime that attaches pods to it."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from tests.node.acted_api import ActedApi
 
-from nodeplug.testing import CniRuntime, Sandbox, ScratchNode
+from nodeplug.testing import CniRuntime, Sandbox, ScratchNode, forked
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
 from nodeplug_net.netlink.links import Links, links_in
@@ -108,15 +109,17 @@ class Pods:
 
 
 @contextmanager
-def pods_on(folder: Path, isolation: str = "thread") -> Iterator[Pods]:
+def pods_on(folder: Path, isolation: str = "thread", more: str = "", path: str = "") -> Iterator[Pods]:
+    """Run the daemon, with more of its configuration and another folder with plugins, if there is one."""
     root = folder / "n"
     (root / "etc" / "cni" / "net.d").mkdir(parents=True)
     (root / "etc" / "cni" / "net.d" / "20-pods.conflist").write_text(json.dumps(bridge("pods", "10.80.0.0/24")))
     with ActedApi() as api, Sandbox(folder / "host") as host:
         (root / "kubeconfig").write_text(api.kubeconfig)
         api.node(rack="a")
-        toml = PLUGINS.format(root=root, isolation=isolation)
-        node = ScratchNode(root, toml, supervisor=SUPERVISOR, fork=True)
+        toml = PLUGINS.format(root=root, isolation=isolation) + more
+        env = {"PYTHONPATH": os.pathsep.join([*forked.search_path(), path])} if path else {}
+        node = ScratchNode(root, toml, supervisor=SUPERVISOR, fork=True, env=env)
         with node:
             yield Pods(api, node, folder, host)
         print(node.log)  # noqa: T201 - shown when the test fails

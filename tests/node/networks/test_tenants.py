@@ -1,12 +1,17 @@
 """What a network of one tenant may not do to the node and to others."""
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.networks.conftest import Pods, bridge
+from tests.node.networks.conftest import Pods, bridge, pods_on
 
+from nodeplug.hosting.overdue import LIMIT
 from nodeplug.testing import CniError, Sandbox
 from nodeplug.testing.waiting import until
 
@@ -67,6 +72,85 @@ def test_an_attachment_of_before_is_detached_when_its_path_is_not_allowed_any_mo
     pods.detach("web", pod)
     pods.nothing_left(pod)
     assert [path.name for path in (pods.folder / "pools" / "tenant").glob("10.*")] == []
+
+
+def impatient_of(pods: Pods) -> Pods:
+    """Give ADD and DEL two seconds."""
+    deadline = '[plugins.networks]\ndeadline = { cni_add = "2s", cni_del = "2s" }\n'
+    pods.node.config_path.write_text(pods.node.config_path.read_text().replace("[plugins.networks]\n", deadline))
+    pods.node.stop()
+    pods.node.start()
+    return pods
+
+
+@pytest.fixture
+def impatient(pods: Pods) -> Pods:
+    return impatient_of(pods)
+
+
+def attached_at_once(pods: Pods, names: list[str]) -> list[CniError | None]:
+    """Attach pods at the same time; return the error of each."""
+
+    def attach(name: str) -> CniError | None:
+        with Sandbox(pods.folder / name) as container:
+            try:
+                pods.attach(name, container)
+            except CniError as error:
+                return error
+            return None
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        return list(pool.map(attach, names))
+
+
+def test_a_pool_that_somebody_has_locked_fails_in_time_and_the_others_are_attached(
+    impatient: Pods, pod: Sandbox
+) -> None:
+    pods = impatient
+    pods.api.definition("tenant", bridge("tenant", "10.81.0.0/24"))
+    names = [f"web{number}" for number in range(2 * LIMIT)]
+    for name in names:
+        pods.api.pod(name, {NETWORKS: "tenant"})
+    pods.api.pod("other", {})
+    pool = pods.folder / "n" / "addresses" / "tenant"
+    pool.mkdir(parents=True)
+    with (pool / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        errors = attached_at_once(pods, names)
+        assert {error.code for error in errors if error is not None} == {11}
+        assert all("the lock of the pool" in str(error) for error in errors)
+        assert not pods.node.status()["calls"]
+        pods.attach("other", pod)
+        pods.detach("other", pod)
+    pods.attach("web0", pod)
+    pods.detach("web0", pod)
+
+
+@pytest.fixture
+def with_hanging(short_path: Path) -> Iterator[Pods]:
+    more = '[plugins.hanging]\nuses = "hanging_network:Hanging"\nisolation = "thread"\n[plugins.hanging.config]\n'
+    with pods_on(short_path, more=f'{more}until = "{short_path}/go"\n', path=str(Path(__file__).parent)) as made:
+        yield impatient_of(made)
+
+
+def test_a_network_whose_calls_hang_is_refused_and_the_others_are_attached(with_hanging: Pods, pod: Sandbox) -> None:
+    pods = with_hanging
+    hanging = {"cniVersion": "1.0.0", "name": "pods", "type": "hanging"}  # it takes the name of the default network
+    pods.api.definition("tenant", hanging)
+    names = [f"web{number}" for number in range(LIMIT)]
+    for name in [*names, "late"]:
+        pods.api.pod(name, {NETWORKS: "tenant"})
+    pods.api.pod("other", {})
+    first = attached_at_once(pods, names)
+    assert all(error is not None and error.code == 11 for error in first), first
+    assert len([call for call in pods.node.status()["calls"] if call["overdue"]]) == LIMIT
+    (late,) = attached_at_once(pods, ["late"])
+    assert "plugin 'networks' is quarantined for network pods" in str(late)
+    pods.attach("other", pod)
+    pods.detach("other", pod)
+    (pods.folder / "go").touch()
+    until(lambda: not pods.node.status()["calls"])
+    assert attached_at_once(pods, ["late"]) == [None]
 
 
 @pytest.mark.parametrize("as_json", [False, True])

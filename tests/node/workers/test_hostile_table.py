@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from tests.node.workers.hostile_node import NEIGHBOUR, Node, hostile
 from tests.own_descriptors import may_open_no_more
 
-from nodeplug.hosting.slot import OVERDUE_LIMIT
+from nodeplug.hosting.overdue import TOTAL
 from nodeplug.testing.waiting import until
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -50,11 +51,12 @@ Check = Callable[[Node], None]
 
 
 def is_quarantined(node: Node) -> None:
-    for number in range(OVERDUE_LIMIT):
-        assert "volume_is_attached" in node.call(volume=f"v{number}")
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda number: node.call(volume=f"v{number}"), range(TOTAL)))
+    assert all("volume_is_attached" in one for one in answers)
     assert node.plugin()["quarantined"]
-    assert "is quarantined" in node.call(volume="another")
-    assert sum(call["overdue"] for call in node.scratch.status()["calls"]) == OVERDUE_LIMIT
+    assert f"is quarantined: {TOTAL} of its calls have not come back" in node.call(volume="another")
+    assert sum(call["overdue"] for call in node.scratch.status()["calls"]) == TOTAL
     assert node.call("other") == ""
 
 
@@ -180,7 +182,10 @@ ROWS = [
         "hangs in a call",
         "hangs",
         (
-            "its callers are answered at the deadline; four such calls quarantine it until the daemon is restarted",
+            (
+                "its callers are answered at the deadline; four such calls of one network quarantine that, and 64 the "
+                "plugin, until the daemon is restarted"
+            ),
             is_quarantined,
         ),
         (

@@ -1,0 +1,99 @@
+"""Counts calls that hang by what they work on: one network, volume or resource that hangs does not refuse the others.
+
+A call past its deadline keeps its thread until the hook returns. New calls for the same subject are refused when too
+many hang, and all new calls when the plugin has too many threads. What ends something (a DEL, an unmount) is counted
+apart: it is refused only when others of its kind hang.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from nodeplug.contract.values import (
+    CniRequest,
+    DeviceRequest,
+    DriverRequest,
+    ExtenderRequest,
+)
+
+LIMIT: Final = 4
+"""How many overdue calls for one subject have new ones refused; the first that returns lets them in again."""
+TOTAL: Final = 64
+"""The same for a plugin, whatever its calls work on: each has a thread."""
+ASIDES: Final = frozenset({"inspect", "metrics", "cluster_report", "volume_stats"})
+"""Hooks whose overdue calls do not count: each has one key, and no caller of a plugin needs them."""
+RELEASES: Final = frozenset(
+    {
+        *("cni_del", "cni_gc", "device_released", "volume_unpublish", "volume_unstage", "volume_detach"),
+        *("volume_delete", "volume_snapshot_delete"),
+    }
+)
+"""Hooks that end something; a pod cannot end without them."""
+_OF_ONE_CALL: Final = frozenset({"args", "prevresult", "runtimeconfig"})
+"""Keys of a network's configuration that differ from call to call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a call works on.
+
+    Attributes:
+        name: in words; empty for a hook without a request.
+        config: of a network: another network may take its name.
+    """
+
+    name: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def is_same(self, other: "Subject") -> bool:
+        """Return whether two calls work on the same."""
+        return self.name == other.name and _lasting(self.config) == _lasting(other.config)
+
+
+def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if str(key).lower() not in _OF_ONE_CALL}
+
+
+def subject_of(request: object) -> Subject:
+    """Return what a request works on."""
+    match request:
+        case CniRequest():
+            return Subject(f"network {request.network}", request.config)
+        case DeviceRequest():
+            return Subject(f"resource {request.resource}")
+        case ExtenderRequest():
+            return Subject(f"extender {request.claim}")
+        case DriverRequest():
+            names = (getattr(request, key, "") for key in ("volume_id", "volume_name", "snapshot_id", "name"))
+            which = next(filter(None, names), "")
+            return Subject(f"volume {which} of {request.driver}" if which else f"driver {request.driver}")
+    return Subject()
+
+
+class Overdue(Protocol):
+    """A call whose caller was answered before the hook ended."""
+
+    @property
+    def hook(self) -> str:
+        """What it calls."""
+
+    @property
+    def subject(self) -> Subject:
+        """What it works on at present."""
+
+
+def obstacle(overdue: Iterable[Overdue], hook: str, subject: Subject) -> str:
+    """Return why a new call is refused, to follow the plugin's name; empty if it is not."""
+    hanging = [one for one in overdue if one.hook not in ASIDES and (one.hook in RELEASES) == (hook in RELEASES)]
+    if len(hanging) >= TOTAL:
+        return f"is quarantined: {TOTAL} of its calls have not come back"
+    if sum(one.subject.is_same(subject) for one in hanging) >= LIMIT:
+        about = f" for {subject.name}" if subject.name else ""
+        return f"is quarantined{about}: {LIMIT} of its calls{about} have not come back"
+    return ""
+
+
+def obstacles(overdue: Iterable[Overdue]) -> list[str]:
+    """Return why new calls are refused, each reason once."""
+    known = list(overdue)
+    return list(dict.fromkeys(filter(None, (obstacle(known, one.hook, one.subject) for one in known))))

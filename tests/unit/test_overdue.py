@@ -1,0 +1,80 @@
+"""Which new calls are refused when earlier ones hang."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import nodeplug as n
+from nodeplug.hosting.overdue import ASIDES, LIMIT, RELEASES, TOTAL, Subject, obstacle, obstacles, subject_of
+
+
+@dataclass(frozen=True)
+class Hanging:
+    hook: str
+    subject: Subject
+
+
+def network(name: str, **config: Any) -> Subject:
+    return Subject(f"network {name}", config)
+
+
+def hanging(count: int, hook: str = "cni_add", subject: Subject = network("a")) -> list[Hanging]:  # noqa: B008 - frozen
+    return [Hanging(hook, subject)] * count
+
+
+def test_one_less_than_the_limit_refuses_nothing() -> None:
+    assert obstacle(hanging(LIMIT - 1), "cni_add", network("a")) == ""
+
+
+def test_the_limit_refuses_calls_for_the_same_subject_alone() -> None:
+    known = hanging(LIMIT)
+    assert obstacle(known, "cni_add", network("a")).startswith("is quarantined for network a: ")
+    assert obstacle(known, "cni_check", network("a")) != ""
+    assert obstacle(known, "cni_add", network("b")) == ""
+
+
+def test_a_network_that_takes_the_name_of_another_is_another() -> None:
+    known = hanging(LIMIT, subject=network("a", bridge="x"))
+    assert obstacle(known, "cni_add", network("a", bridge="y")) == ""
+    of_a_call: dict[str, Any] = {"runtimeConfig": {"mac": "m"}, "Args": {}, "prevResult": {}}
+    assert obstacle(known, "cni_add", network("a", bridge="x", **of_a_call)) != ""
+
+
+@pytest.mark.parametrize("hook", sorted(RELEASES))
+def test_what_ends_something_is_refused_only_when_others_of_its_kind_hang(hook: str) -> None:
+    assert obstacle(hanging(TOTAL), hook, network("a")) == ""
+    assert obstacle(hanging(LIMIT, hook), hook, network("a")) != ""
+    assert obstacle(hanging(LIMIT, hook), "cni_add", network("a")) == ""
+
+
+def test_the_threads_of_a_plugin_are_bounded() -> None:
+    known = [Hanging("volume_publish", Subject(f"volume {number}")) for number in range(TOTAL)]
+    assert obstacle(known[1:], "volume_publish", Subject("volume x")) == ""
+    said = obstacle(known, "volume_publish", Subject("volume x"))
+    assert said == f"is quarantined: {TOTAL} of its calls have not come back"
+
+
+@pytest.mark.parametrize("hook", sorted(ASIDES))
+def test_hooks_that_no_caller_needs_do_not_count(hook: str) -> None:
+    assert obstacle(hanging(TOTAL, hook), "cni_add", network("a")) == ""
+
+
+def test_each_reason_is_told_once() -> None:
+    assert len(obstacles([*hanging(LIMIT), *hanging(LIMIT, subject=network("b"))])) == 2
+
+
+@pytest.mark.parametrize(
+    ("request_", "name"),
+    [
+        (None, ""),
+        (n.DeviceList(resource=n.ResourceName("example.com/a")), "resource example.com/a"),
+        (n.ExtenderBind(claim="e", namespace="n", pod="p", uid="u", node="x"), "extender e"),
+        (n.VolumeUnpublish(driver="a/b", volume_id=n.VolumeId("v"), target_path="/t"), "volume v of a/b"),
+        (n.VolumeDetach(driver="a/b", volume_name="w", node="x"), "volume w of a/b"),
+        (n.VolumeSnapshotDelete(driver="a/b", snapshot_id="s"), "volume s of a/b"),
+        (n.VolumeList(driver="a/b"), "driver a/b"),
+    ],
+)
+def test_a_request_says_what_it_works_on(request_: Any, name: str) -> None:
+    assert subject_of(request_).name == name
