@@ -17,7 +17,7 @@ from nodeplug.cni.survivors import survivors
 from nodeplug.config.models import Paths
 from nodeplug.contract.cluster import ClusterNetworks
 from nodeplug.contract.host import FormerSection, Host
-from nodeplug.contract.journal import Journal, file_name
+from nodeplug.contract.journal import Entry, Journal, file_name
 from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.contract.values import CniRecord, Holding, ResourceName
 from nodeplug.device.podresources import PodResources
@@ -29,6 +29,7 @@ from nodeplug.hosting.own_folders import OwnFolders
 from nodeplug.hosting.plugin_users import PluginUsers
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.rights import Permits
+from nodeplug.loading.discovery import place_of
 from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process import across
 from nodeplug.worker.answering import ANSWERS, UNANSWERED
@@ -43,7 +44,7 @@ PROVISIONER: Final = "csi-provisioner"
 CLAIMS: Final = "resource-claims"
 """The name of the one in which it notes what claims of devices have."""
 EXCLUSIVE: Final = "exclusive-claims"
-"""The name of the one in which it notes which section had which exclusive claim."""
+"""The folder of the state in which it notes which section had which exclusive claim."""
 EXTENDER: Final = "[extender]"
 """The name under which the socket of scheduler extenders is kept for the next daemon."""
 
@@ -141,19 +142,22 @@ class Hosts:
         if instance is None:
             return []
         claims = {claim.name for claim in instance.claims if claim.kind == "exclusive"}
-        known = self.journal(EXCLUSIVE)
+        known = Journal(self.paths.state / EXCLUSIVE, self.boot_id, self.disk.removals)
         before = {file_name(entry.key): entry for entry in known.entries()}
         mine = {"uses": instance.uses, "claims": sorted(claims)}
         if (entry := before.get(file_name(asking))) is None or entry.data != mine:
             known.write(asking, phase="registered", data=mine)
         state, run = self.paths.state / "plugins", self.paths.run / "plugins"
-        others = self.folders.others([asking, VOLUMES, PROVISIONER, CLAIMS, EXCLUSIVE, *self.registry.plugins])
+        others = self.folders.others([asking, VOLUMES, PROVISIONER, CLAIMS, *self.registry.plugins])
+        bundled = not instance.section.python and place_of(instance.uses).bundled
+
+        def is_alike(entry: Entry | None) -> bool:
+            if entry is None:  # of a daemon that made no notes
+                return bundled
+            return entry.data.get("uses") == instance.uses and not claims.isdisjoint(entry.data.get("claims", ()))
+
         return [
-            FormerSection(self._journal(one), state / one, run / one)
-            for one in others
-            if (entry := before.get(one)) is not None
-            and entry.data.get("uses") == instance.uses
-            and claims.intersection(entry.data.get("claims", ()))
+            FormerSection(self._journal(one), state / one, run / one) for one in others if is_alike(before.get(one))
         ]
 
     def _pass_on(self, request: Callable[[_Name], None], name: _Name) -> None:
