@@ -31,7 +31,13 @@ from nodeplug.testing.scheduler import pod as v1_pod
 ROOT: Final = Path(__file__).parents[1]
 NODES: Final = 500
 _NODE_BYTES: Final = 30 << 10
-_PLUGIN: Final = '[extender]\nlisten = "127.0.0.1:0"\n[plugins.placing]\nuses = "bench.placing:Placing"\n'
+_PLUGIN: Final = """
+[extender]
+listen = "127.0.0.1:0"
+max_body = "32Mi"
+[plugins.placing]
+uses = "bench.placing:Placing"
+"""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 

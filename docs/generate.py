@@ -39,6 +39,7 @@ from nodeplug.config import (
 from nodeplug.contract import before
 from nodeplug.contract.errors import WIRES, DelegateFailed
 from nodeplug.contract.hookspecs import ANSWERS
+from nodeplug.contract.inputs import INPUTS, Input
 from nodeplug.fields import show_quantity, write_quantity
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.rights import RIGHTS
@@ -91,6 +92,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "plugin": lambda: _keys(find(argument).config_model),
         "errors": _errors,
         "rights": _rights,
+        "inputs": _inputs,
         "metrics": _metrics,
         "hook": lambda: _hook(argument),
         "before": _before,
@@ -112,6 +114,29 @@ def _rights() -> str:
         operations.setdefault(right.text, []).append(f"`{name}`")
     rows = [f"| {', '.join(names)} | {text} |" for text, names in operations.items()]
     return "\n".join(["| operation of `host` | who may ask |", "|---|---|", *rows])
+
+
+# --- what is read from outside
+
+
+def _inputs() -> str:
+    """Return the limits of what the daemon and the bundled plugins read, one row for each kind."""
+    rows = [f"| {one.what} | {one.sender} | {_size(one)} | {_values(one)} | {_time(one)} |" for one in INPUTS]
+    return "\n".join(["| what | who sends it | bytes | values of JSON | time |", "|---|---|---|---|---|", *rows])
+
+
+def _size(one: Input) -> str:
+    return show_quantity(one.size)
+
+
+def _values(one: Input) -> str:
+    if not one.values:
+        return "no JSON"
+    return f"{one.values:,}" + (", or one for each 16 bytes" if one.dense else "")
+
+
+def _time(one: Input) -> str:
+    return f"{one.seconds:g} s" if one.seconds else one.time
 
 
 # --- keys of the configuration

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nodeplug.contract.errors import *
     from nodeplug.contract.hookspecs import *
     from nodeplug.contract.host import *
+    from nodeplug.contract.inputs import *
     from nodeplug.contract.journal import *
     from nodeplug.contract.mounts import *
     from nodeplug.contract.netns import *
@@ -31,6 +32,7 @@ else:
         "errors",
         "hookspecs",
         "host",
+        "inputs",
         "journal",
         "mounts",
         "netns",

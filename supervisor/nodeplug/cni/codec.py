@@ -27,6 +27,7 @@ from nodeplug.contract.errors import (
     Undecodable,
     wire,
 )
+from nodeplug.contract.inputs import EXEC_FRAME
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniResult, CniStatus, ValidAttachment
 from nodeplug.exec.frame import Frame
@@ -164,18 +165,14 @@ def _check_ifname(text: str) -> None:
         raise InvalidEnvironment("interface name contains / or : or whitespace characters")
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _parse(stdin: bytes) -> Any:
     try:
-        return json.loads(stdin.decode("utf-8", "replace"), parse_constant=_refuse_constant)
+        return EXEC_FRAME.loads(stdin.decode("utf-8", "replace"))
     except json.JSONDecodeError as error:
         at_end = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
         said = "unexpected end of JSON input" if at_end else str(error)
         raise Undecodable(f"error unmarshall network config: {said}", details=str(error) if at_end else "") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise Undecodable(f"error unmarshall network config: {error}") from None
 
 

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.cni import results
+from nodeplug.cni.bounded_child import WroteTooMuch, communicate
 from nodeplug.cni.delegates import Delegates
 from nodeplug.contract.errors import DeadlineExceeded, DelegateFailed, InvalidRequest, NotFound, PluginError
+from nodeplug.contract.inputs import DELEGATE_ERRORS, DELEGATE_OUTPUT
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import (
     CniAdd,
@@ -48,7 +50,7 @@ HOOK_OF: Final[Mapping[type[CniRequest], str]] = {
     CniGc: "cni_gc",
     CniStatus: "cni_status",
 }
-STDERR_LIMIT: Final = 64 << 10
+STDERR_LIMIT: Final = DELEGATE_ERRORS.size
 """Bytes of a foreign plugin's stderr that are passed to the caller."""
 _SHARE: Final = 0.8
 """Of the time that a call has left, what a foreign plugin may take: the rest is for a DEL, and to say what happened."""
@@ -159,15 +161,17 @@ def run(
 
     Raises:
         DeadlineExceeded: it did not end in `timeout` seconds.
-        DelegateFailed: it cannot be executed.
+        DelegateFailed: it cannot be executed, or writes without end.
     """
     with _spawn(program, env, descriptors) as child:
         try:
-            stdout, stderr = child.communicate(stdin, timeout)
+            stdout, stderr = communicate(
+                child, stdin, timeout, most_output=DELEGATE_OUTPUT.size, most_errors=DELEGATE_ERRORS.size
+            )
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
             raise DeadlineExceeded(f"the delegate {program} did not end within {timeout:g} s and was killed") from None
+        except WroteTooMuch as error:
+            raise DelegateFailed(f"the delegate {program} was killed: {error}", code=_INTERNAL) from None
     return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 
 
@@ -236,7 +240,7 @@ def _pairs(request: CniAttachmentRequest) -> str:
 
 def _read_result(stdout: bytes, config: Mapping[str, Any], version: str, spelling: Mapping[str, str]) -> CniResult:
     try:
-        document = json.loads(stdout)
+        document = DELEGATE_OUTPUT.loads(stdout)
     except (ValueError, RecursionError) as error:
         raise DelegateFailed(f"failed to unmarshal raw result: {error}", code=_INTERNAL) from None
     if document is None:
@@ -259,7 +263,7 @@ def _failure(name: str, answer: subprocess.CompletedProcess[bytes]) -> DelegateF
             return DelegateFailed(f'netplugin failed: "{_text(answer.stderr)}"', code=_INTERNAL)
         return DelegateFailed(f"netplugin failed with no error message: {_ending(answer.returncode)}", code=_INTERNAL)
     try:
-        document = json.loads(answer.stdout)
+        document = DELEGATE_OUTPUT.loads(answer.stdout)
         fields = {str(key).lower(): value for key, value in document.items()}
         return DelegateFailed(
             str(fields.get("msg") or f"plugin {name!r} failed without a message"),

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from nodeplug.config.keys import Model, check_absolute, check_address, check_path, parse_address
+from nodeplug.contract.inputs import EXTENDER_BODY
 from nodeplug.fields import Quantity, Seconds
 
 NODE_PATHS: Final = (
@@ -66,7 +67,10 @@ class ExtenderSection(Model):
         "may ask.",
     )
     max_body: Quantity = Field(
-        32 << 20, description="The largest request; with `nodeCacheCapable: false` a node has 10 to 30 KB."
+        EXTENDER_BODY.size,
+        description="The largest request. The default is for `nodeCacheCapable: true`: a pod has up to 1.5 MiB, and "
+        "10,000 names of nodes 0.5. With `false` a node has 10 to 30 KB; raise it then, and `memory` of [supervisor] "
+        "by thirty times as much.",
     )
     concurrency: int = Field(16, ge=1, le=1024, description="Calls that run at once; others wait.")
     follow: bool = Field(

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from nodeplug.contract.bounded import RECORD_LIMIT, read_bounded
 from nodeplug.contract.errors import Exhausted, PluginError
+from nodeplug.contract.inputs import NODE_FILE
 from nodeplug.contract.removals import Removals
 
 __all__ = ["Entry", "Journal"]
@@ -145,6 +146,10 @@ class Journal:
         if len(text) > RECORD_LIMIT:
             raise PluginError(f"a record of {len(text)} bytes is too large for the journal, which takes {RECORD_LIMIT}")
         try:
+            NODE_FILE.check(text)
+        except ValueError as error:
+            raise PluginError(f"a record is too large for the journal: {error}") from None
+        try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise PluginError(f"cannot make the journal folder {self.folder}: {error.strerror}") from error
@@ -224,7 +229,7 @@ class Journal:
             LOG.warning("%s is set aside, it is not a record: %s", path, error.strerror)
             text = b""
         try:
-            document = json.loads(text)
+            document = NODE_FILE.loads(text)
             if document["version"] != VERSION:
                 raise ValueError(document["version"])
             return Entry(

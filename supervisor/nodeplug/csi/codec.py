@@ -5,13 +5,13 @@ Refuses: I/O, hooks, and trust: volume attributes are the pod author's for an in
 is a hint. Error messages name keys, never values.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, cast
 
 from nodeplug.contract.errors import InvalidRequest, NotFound
+from nodeplug.contract.inputs import VOLUME_OPTIONS
 from nodeplug.contract.values import (
     AccessMode,
     Pod,
@@ -62,7 +62,7 @@ def read_options(text: str) -> dict[str, str]:
         InvalidRequest: they are not a JSON object of texts.
     """
     try:
-        found = json.loads(text)
+        found = VOLUME_OPTIONS.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
@@ -159,7 +159,7 @@ def hidden(secrets: Secrets) -> Secrets:
     """Return the secrets as texts may quote them: also each token alone, out of the JSON that has them all."""
     tokens: dict[str, bytes] = {}
     try:
-        document = json.loads(secrets.get(TOKENS, b"{}"))
+        document = VOLUME_OPTIONS.loads(secrets.get(TOKENS, b"{}"))
         found = document.values() if isinstance(document, dict) else ()
         texts = [one["token"] for one in found if isinstance(one, dict) and isinstance(one.get("token"), str)]
         tokens = {f"{TOKENS}/{number}": text.encode() for number, text in enumerate(texts)}

@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from nodeplug.contract.errors import Undecodable
+from nodeplug.contract.inputs import EXEC_FRAME
 
 MAGIC: Final = b"NPX1"
 SUCCESSION: Final = "succession"
 """The style of a daemon that asks for the place of the one that serves; its descriptor is a socket between the two."""
 HEADER: Final = struct.Struct("<4sIII")
 REPLY_HEADER: Final = struct.Struct("<BII")
-LIMIT: Final = 4 << 20
+LIMIT: Final = EXEC_FRAME.size
 """The largest body, in bytes: network configurations are kilobytes; kubelet's argv is at most 128 KiB."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from nodeplug.contract.errors import Undecodable
+from nodeplug.contract.inputs import EXTENDER_BODY
 
 
 def _no_number(name: str) -> NoReturn:
@@ -37,6 +38,7 @@ def read(body: bytes, listed: str = "") -> dict[str, Any]:
         Undecodable: it is no JSON object.
     """
     try:
+        EXTENDER_BODY.check_values(body)
         text = body.decode()
 
         def member(name: str, text: str, at: int) -> tuple[Any, int]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from nodeplug.config import ExtenderSection, parse_address
 from nodeplug.contract.errors import PluginError
+from nodeplug.contract.inputs import EXTENDER_BODY
 from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.contract.sockets import KeptSockets
 from nodeplug.extender.certificates import Certificates
@@ -27,8 +28,6 @@ from nodeplug.process.aside import aside
 LOG: Final = logging.getLogger(__name__)
 LOOK: Final = 5.0
 """Seconds between two looks at the certificate, and between two attempts to listen."""
-_REQUEST: Final = 60.0
-"""Seconds of one request; hooks have deadlines of their own."""
 _IDLE: Final = 120.0
 """Longer than a Go client keeps a connection (90 s): the side that ends it first must be the one that asks."""
 _CONNECTIONS: Final = 256
@@ -101,7 +100,7 @@ class Listener:
     async def _start(self) -> None:
         tls = self._certificates.context if self._certificates is not None else None
         most = self.section.max_body
-        bounds = Bounds(_CONNECTIONS, _REQUEST, _IDLE, body=most, bodies=_BODIES * most)
+        bounds = Bounds(_CONNECTIONS, EXTENDER_BODY.seconds, _IDLE, body=most, bodies=_BODIES * most)
         listener = await aside(self._listener, "listen for kube-scheduler")
         self._port = listener.getsockname()[1]
         self._server = HttpServer(listener, self.service.answer, bounds, tls)

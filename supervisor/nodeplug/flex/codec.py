@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire, with_request
+from nodeplug.contract.inputs import VOLUME_OPTIONS
 from nodeplug.contract.values import Pod, Secrets, VolumeClaim
 from nodeplug.flex.commands import VERBS, Command, VolumeOptions
 
@@ -131,7 +132,7 @@ def _options(verb: str, text: str) -> VolumeOptions:
 
 def _strings(verb: str, text: str) -> dict[str, str]:
     try:
-        document: Any = json.loads(text)
+        document: Any = VOLUME_OPTIONS.loads(text)
     except (ValueError, RecursionError) as error:
         place = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         raise Undecodable(f"the options of {verb} are not JSON{place}") from None

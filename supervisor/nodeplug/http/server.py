@@ -23,6 +23,7 @@ from typing import Final
 import h11
 
 from nodeplug.contract.errors import InvalidRequest, PluginError
+from nodeplug.contract.inputs import HTTP_BODY
 
 LOG: Final = logging.getLogger(__name__)
 _CHUNK: Final = 1 << 14
@@ -45,10 +46,10 @@ class Bounds:
     """
 
     connections: int = 64
-    request: float = 10.0
+    request: float = HTTP_BODY.seconds
     idle: float = 60.0
     head: int = 16 << 10
-    body: int = 64 << 10
+    body: int = HTTP_BODY.size
     bodies: int | None = None
 
 

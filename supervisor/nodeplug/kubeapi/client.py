@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Self
 from urllib.parse import urlencode
 
 from nodeplug.contract.errors import DeadlineExceeded, TryAgain, Uncertain
+from nodeplug.contract.inputs import API_ANSWER, API_CHANGE
 from nodeplug.kubeapi.connection import Connection, Head
 from nodeplug.kubeapi.credentials import Credentials
 from nodeplug.kubeapi.refusals import Asked, Expired, Unreachable, refusal, retry_after
@@ -61,9 +62,9 @@ class Bounds:
 
     at_once: int = 4
     connect: float = 10.0
-    request: float = 30.0
-    body: int = 64 << 20
-    line: int = 8 << 20
+    request: float = API_ANSWER.seconds
+    body: int = API_ANSWER.size
+    line: int = API_CHANGE.size
     page: int = 500
     watch: float = 300.0
     grace: float = 30.0
@@ -282,7 +283,7 @@ class Client:
             text = f"the API server did not {asked} within {self.bounds.request:g} s"
             raise (DeadlineExceeded(text) if asked.reads else Uncertain(f"{text}; it may still do it")) from None
         try:
-            found = json.loads(answer)
+            found = API_ANSWER.loads(answer)
         except ValueError:
             found = None
         if not isinstance(found, dict):

@@ -6,7 +6,6 @@ Refuses: to try again (`client`), and any text about Secrets: the server quotes 
 Source: k8s.io/apimachinery/pkg/apis/meta/v1, `Status` and `StatusReason`.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from nodeplug.contract.errors import AlreadyExists, InvalidRequest, NotFound, PluginError, TryAgain, Uncertain, clip
+from nodeplug.contract.inputs import API_ANSWER
 from nodeplug.kubeapi.resources import SECRETS, Resource
 
 _SHOWN: Final = 1000
@@ -155,7 +155,7 @@ def _owned_by_others(status: Mapping[str, Any]) -> Mapping[str, str]:
 def status_in(body: bytes) -> Mapping[str, Any]:
     """Return the Status object that a body is, or nothing."""
     try:
-        document = json.loads(body)
+        document = API_ANSWER.loads(body)
     except ValueError:
         return {}
     return document if isinstance(document, dict) and document.get("kind") == "Status" else {}

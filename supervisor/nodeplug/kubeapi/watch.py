@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Any, Final, Literal, cast
 
 from nodeplug.contract.errors import NotFound, PluginError, TryAgain
+from nodeplug.contract.inputs import API_CHANGE
 from nodeplug.kubeapi.client import Bounds, Client, Listed
 from nodeplug.kubeapi.connection import Connection, TooLarge
 from nodeplug.kubeapi.refusals import Asked, Expired, refusal
@@ -142,7 +143,7 @@ class Watch:
 
     def _read(self, line: bytes) -> dict[str, Any]:
         try:
-            event = json.loads(line)
+            event = API_CHANGE.loads(line)
             kind, found = event["type"], event["object"]
             if kind == "ERROR":
                 body = json.dumps(found).encode()

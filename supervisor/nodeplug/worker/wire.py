@@ -24,11 +24,12 @@ from typing import Any, Final, Self
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from nodeplug.contract.inputs import WORKER_MESSAGE
 from nodeplug.descriptors import receive
 
 VERSION: Final = 2
 """Of the messages; both ends refuse another one."""
-LIMIT: Final = 64 << 20
+LIMIT: Final = WORKER_MESSAGE.size
 """Bytes of a message: kubelet takes lists of 4 MiB, in which a device has about a tenth of what crosses here."""
 DATAGRAM: Final = 64 << 10
 """Bytes of a message on a control socket."""
@@ -382,6 +383,7 @@ def _read(data: bytes) -> Mapping[str, Any]:
 
 
 def _parsed(data: bytes) -> object:
+    WORKER_MESSAGE.check(data)
     try:
         return from_json(data)
     except ValueError:

@@ -7,12 +7,16 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from tests.node.extender.conftest import PROBE, RACKS, address, asking
 
+from nodeplug.contract.inputs import EXTENDER_BODY
 from nodeplug.testing import ExtenderFailure, ScratchNode, Unschedulable
 from nodeplug.testing.scheduler import node as v1_node
 from nodeplug.testing.scheduler import pod as v1_pod
@@ -123,7 +127,7 @@ def test_what_is_no_call_of_a_scheduler_is_refused(make_node: Make) -> None:
 
 
 def test_five_hundred_whole_nodes_come_back_as_they_were_sent(make_node: Make) -> None:
-    node = make_node(PROBE)
+    node = make_node(PROBE, keys='max_body = "32Mi"')
     filler = {"annotations": {str(number): "x" * 1000 for number in range(20)}}
     whole = {name: v1_node(name) for name in (f"node-{number:03}" for number in range(500))}
     for one in whole.values():
@@ -132,6 +136,39 @@ def test_five_hundred_whole_nodes_come_back_as_they_were_sent(make_node: Make) -
         left = scheduler.filter(v1_pod("web", labels={}), whole)  # which compares them
         assert left.nodes == tuple(list(whole)[::2])
         assert set(left.failed.values()) == {"the extender deep/probe gave no reason"}
+
+
+def test_a_body_of_empty_lists_is_refused_and_takes_no_memory(make_node: Make) -> None:
+    """Some seconds: eight bodies at once, as large as they may be."""
+    node = make_node(PROBE)
+    body = b'{"Pod":{"metadata":{}},"NodeNames":[' + b"[]," * ((EXTENDER_BODY.size - 100) // 3) + b"[]]}"
+    before = memory(node)
+
+    def post(_: int) -> tuple[int, str]:
+        with closing(http.client.HTTPConnection(address(node).removeprefix("http://"), timeout=60)) as peer:
+            with suppress(
+                ConnectionError
+            ):  # it is refused before it has sent all, and may read the answer all the same
+                peer.request("POST", "/deep/probe/filter", body)
+            try:
+                with peer.getresponse() as answer:
+                    return answer.status, answer.read().decode()
+            except (ConnectionError, http.client.HTTPException):
+                return 503, "too many bodies at once"
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(post, range(8)))
+    assert any("values, and" in text for _, text in answers), answers
+    assert all("values, and" in text or "too many bodies" in text for _, text in answers), answers
+    assert memory(node) < before + 8 * (EXTENDER_BODY.size >> 10)
+    with asking(node, "deep/probe") as scheduler:
+        scheduler.filter(v1_pod("web", labels={}), ["a"])
+
+
+def memory(node: ScratchNode) -> int:
+    """Return the most memory that the daemon has had, in KiB."""
+    status = Path(f"/proc/{node.pid}/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def test_a_connection_stays_open_for_the_next_call(make_node: Make) -> None:
