@@ -9,18 +9,17 @@ and extended attributes.
 import gzip
 import hashlib
 import io
-import json
 import os
 import platform
 import posixpath
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
-from nodeplug import InvalidRequest, NotFound
+from nodeplug import Input, InvalidRequest, NotFound
 from nodeplug_volumes import beneath
 
 MANIFESTS: Final = frozenset(
@@ -36,9 +35,10 @@ _LAYERS: Final = frozenset(
         "application/vnd.docker.image.rootfs.diff.tar.gzip",
     }
 )
-_DOCUMENT_LIMIT: Final = 4 << 20
+_DOCUMENT: Final = Input(what="index and manifest of an image", sender="image authors", size=4 << 20, values=100_000)
 _LAYERS_LIMIT: Final = 128
 _ENTRIES_LIMIT: Final = 500_000
+_PATH_LIMIT: Final = 4095
 _DEPTH: Final = 3
 _PIECE: Final = 1 << 20
 _WHITEOUT: Final = ".wh."
@@ -174,7 +174,7 @@ class Layout:
     def _document(self, opened: Any) -> Mapping[str, Any]:
         try:
             with opened as stream:
-                found = json.loads(stream.read(_DOCUMENT_LIMIT))
+                found = _DOCUMENT.loads(stream.read(_DOCUMENT.size + 1))
         except ValueError as error:
             raise InvalidRequest(f"image {self.name} has a document that is no JSON: {error}") from error
         if not isinstance(found, dict):
@@ -189,7 +189,7 @@ class Merge:
     Attributes:
         room: bytes that there may be.
         directories: by path, of the uppermost layer that has each.
-        size: bytes of all files of all layers so far.
+        size: bytes of all files of all layers so far; a hard link has those of its file, since it becomes one.
     """
 
     room: int
@@ -200,17 +200,19 @@ class Merge:
     _hidden: set[str] = field(default_factory=set)
     _opaque: set[str] = field(default_factory=set)
 
-    def add(self, members: Iterator[tarfile.TarInfo]) -> dict[str, tarfile.TarInfo]:
-        """Take in a layer, the uppermost first; return its entries that are seen, without directories.
+    def add(self, members: Iterable[tarfile.TarInfo]) -> dict[str, int]:
+        """Take in a layer, the uppermost first; return where its entries that are seen begin, without directories.
 
         Raises:
             TooLarge: there is not enough room.
             InvalidRequest: an entry leads out of the image, or there are too many.
         """
-        hidden, opaque, seen = set[str](), set[str](), dict[str, tarfile.TarInfo]()
+        hidden, opaque, seen = set[str](), set[str](), dict[str, int]()
+        sizes: dict[str, int] = {}
         for member in members:
-            self._count(member)
             path = clean(member.name)
+            sizes[path] = size = sizes.get(clean(member.linkname), 0) if member.islnk() else member.size
+            self._count(size)
             folder, name = posixpath.split(path)
             if name == _OPAQUE:
                 opaque.add(folder)
@@ -220,15 +222,15 @@ class Merge:
                 if member.isdir():
                     self.directories.setdefault(path, member)
                 elif path not in self.directories and (member.isfile() or member.issym() or member.islnk()):
-                    seen[path] = member
+                    seen[path] = member.offset
         self._others |= seen.keys()
         self._hidden |= hidden
         self._opaque |= opaque
         return seen
 
-    def _count(self, member: tarfile.TarInfo) -> None:
+    def _count(self, size: int) -> None:
         self._entries += 1
-        self.size += member.size
+        self.size += size
         if self._entries > _ENTRIES_LIMIT:
             raise InvalidRequest(f"it has more than {_ENTRIES_LIMIT} entries")
         if self.size > self.room:
@@ -259,7 +261,7 @@ def write(layout: Layout, layers: Sequence[Layer], room: int, into: IO[bytes]) -
     try:
         for layer in reversed(layers):
             with layout.blob(layer.digest) as stream, tarfile.open(fileobj=stream) as archive:
-                seen.append((layer, merge.add(iter(archive))))
+                seen.append((layer, merge.add(_unkept(archive))))
         with tarfile.open(fileobj=into, mode="w|", format=tarfile.PAX_FORMAT) as merged:
             for path, member in sorted(merge.directories.items()):
                 if path:
@@ -271,11 +273,17 @@ def write(layout: Layout, layers: Sequence[Layer], room: int, into: IO[bytes]) -
         raise InvalidRequest(f"image {layout.name} has a layer that cannot be read: {error}") from error
 
 
-def _copy(archive: tarfile.TarFile, entries: Mapping[str, tarfile.TarInfo], merged: tarfile.TarFile) -> None:
-    last = {path: member.offset for path, member in entries.items()}
+def _unkept(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Iterate over members without the archive keeping each: it has a list of them for whoever asks by name."""
+    for member in archive:
+        yield member
+        archive.members = []  # type: ignore[attr-defined]  # public, and missing in typeshed
+
+
+def _copy(archive: tarfile.TarFile, entries: Mapping[str, int], merged: tarfile.TarFile) -> None:
     for member in archive:
         path = clean(member.name)
-        if last.get(path) != member.offset:
+        if entries.get(path) != member.offset:
             continue
         plain = _plain(path, member)
         if member.isfile() or member.islnk():  # a link, too: what it leads to may be hidden by a layer above
@@ -301,8 +309,10 @@ def clean(name: str) -> str:
     """Return the path of an entry below the root of its image; empty for the root itself.
 
     Raises:
-        InvalidRequest: it leads out of it.
+        InvalidRequest: it leads out of it, or is longer than any path (PATH_MAX).
     """
+    if len(name) > _PATH_LIMIT:
+        raise InvalidRequest(f"a layer has an entry {name[:200]!r} with a path of {len(name)} characters")
     path = posixpath.normpath("/" + name.lstrip("/"))
     if ".." in name.split("/") or "\0" in name:
         raise InvalidRequest(f"a layer has an entry {name[:200]!r}, which leads out of the image")

@@ -17,7 +17,7 @@ from typing import Final
 
 from nodeplug import Exhausted, NotReady, PluginError
 from nodeplug.fields import show_quantity as show
-from nodeplug_volumes import filesystem, loopdev, oci
+from nodeplug_volumes import filesystem, loopdev, merging, oci
 
 _PROGRAM: Final = "sqfstar"
 _ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -116,9 +116,7 @@ class Unpacked:
         try:
             with child:
                 if child.stdin is not None:
-                    oci.write(layout, layers, room, child.stdin)
-        except BrokenPipeError:
-            pass  # its status and its words say why
+                    merging.write(layout, layers, room, child.stdin.fileno())
         finally:
             child.kill()
             child.wait()

@@ -75,7 +75,7 @@ class Supervisor(Model):
     memory: Quantity = Field(
         1 << 30,
         description="What the daemon itself may have resident, plugins in threads included. One that has more ends in "
-        "order, for systemd to start it again.",
+        "order, and at once with half as much again, for systemd to start it again.",
     )
     plugin_user: PluginUser = Field(
         OWN_USER,

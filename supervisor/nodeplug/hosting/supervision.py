@@ -8,6 +8,8 @@ Refuses: the steps of a start or an exchange (`lifecycle`), and timers (the daem
 import asyncio
 import logging
 import os
+import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -22,7 +24,9 @@ from nodeplug.process.aside import aside
 from nodeplug.worker.memory import Memory
 
 LOG: Final = logging.getLogger(__name__)
-MEMORY_INTERVAL: Final = 1.0
+MEMORY_INTERVAL: Final = 0.1
+_AT_ONCE: Final = 1.5
+"""Times its memory at which the daemon does not even end in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,20 @@ class Supervision:
                 await aside(self.lifecycle.cgroups.prepare, "sweep cgroups")
 
     async def bound(self, memory: int, end: Callable[[], None]) -> None:
-        """End the daemon in order, once, when it has more resident than so many bytes: plugins in threads leak."""
-        excess = ""
-        while not excess:
-            await asyncio.sleep(MEMORY_INTERVAL)
-            excess = Memory(memory).excess(os.getpid())
-        LOG.error("the daemon ends, to be started again: %s; plugins in processes have a `memory` of their own", excess)
-        end()
+        """End the daemon when it has more resident than so many bytes: in order, and at once at half as much again.
+
+        A thread looks, since whatever takes the memory may keep the event loop. An end in order takes seconds, in
+        which one that takes gigabytes would take all that the node has.
+        """
+        loop, cancelled = asyncio.get_running_loop(), threading.Event()
+        looking = threading.Thread(
+            target=_bound, args=(memory, lambda: loop.call_soon_threadsafe(end), cancelled), name="memory", daemon=True
+        )
+        looking.start()
+        try:
+            await loop.create_future()
+        finally:
+            cancelled.set()
 
     async def retry_failed(self) -> None:
         """Start every failed plugin again whose pause is over; one that is away too long offers no devices."""
@@ -113,3 +124,19 @@ class Supervision:
 
     def _slots(self) -> list[Slot]:
         return list(self.lifecycle.registry.slots.values())
+
+
+def _bound(memory: int, end: Callable[[], object], cancelled: threading.Event) -> None:
+    """Look at the memory of this process, again and again."""
+    own, told = os.getpid(), False
+    while not cancelled.wait(MEMORY_INTERVAL):
+        if excess := Memory(int(_AT_ONCE * memory)).excess(own):
+            os.write(2, f"the daemon ends at once, to be started again: {excess}\n".encode())
+            os.kill(own, signal.SIGKILL)
+        elif not told and (excess := Memory(memory).excess(own)):
+            told = True
+            LOG.error(
+                "the daemon ends, to be started again: %s; plugins in processes have a `memory` of their own", excess
+            )
+            with suppress(RuntimeError):  # the loop is closed: it has ended
+                end()

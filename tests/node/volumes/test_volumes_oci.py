@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
 import subprocess
 import tarfile
@@ -17,6 +18,7 @@ import pytest
 from tests.programs import need
 
 from nodeplug import mount
+from nodeplug_volumes import merging
 from nodeplug_volumes.image import Image, ImageConfig
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_loop_devices", "has_sqfstar")]
@@ -340,3 +342,55 @@ def test_what_podman_has_saved_is_an_image(node: Any, area: Path, layout: Layout
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert tree(mounted(node))["etc/kept"] == "kept"
+
+
+# --- what a layer must not do to the daemon -------------------------------------------------------------------------
+
+
+def with_header(size: int) -> bytes:
+    """Return a layer whose first entry has a pax header of so many bytes, which compress to nothing."""
+    info = tarfile.TarInfo("header")
+    info.type, info.size = tarfile.XHDTYPE, size
+    return info.tobuf(tarfile.GNU_FORMAT) + b"0" * size
+
+
+def peak() -> int:
+    """Return the most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "a path of sixty thousand folders": (
+        lambda: layer(("d/" * 60_000 + "f", b"x")),
+        "with a path of 120001 characters",
+    ),
+    "a header of half a gigabyte": (lambda: with_header(512 * MIB), "takes more than 128Mi of memory to be read"),
+    "a file of one megabyte with a thousand hard links": (
+        lambda: layer(("f", b"x" * MIB), *((f"l{number}", "=> f") for number in range(1000))),
+        "unpacks to",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_layer_is_refused_and_takes_none_of_the_daemon_s_memory(
+    make: Callable[..., Any], layout: Layout, area: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Some seconds: the largest layer has half a gigabyte before it is compressed."""
+    monkeypatch.setattr(merging, "MEMORY", 128 * MIB)
+    build, said = HOSTILE[what]
+    layout.index(layout.manifest(build()))
+    node = make(max_unpacked="100Mi")
+    before = peak()
+    answer = node.mount(DRIVER, node.target("a"), {"path": "model"})
+    assert answer["status"] == "Failure"
+    assert said in answer["message"], answer
+    assert peak() < before + 64 * MIB
+    assert made(area) == []
+
+
+def test_a_layer_that_takes_too_long_is_refused(node: Any, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "SECONDS", 0)
+    layout.index(layout.manifest(layer(("f", b"x"))))
+    answer = node.mount(DRIVER, node.target("a"), {"path": "model"})
+    assert "takes more than 0 s of processor time to be read" in answer["message"]

@@ -76,22 +76,37 @@ def test_a_plugin_that_runs_as_a_thread_is_refused_if_its_section_limits_it(play
     play(story)
 
 
-def test_a_daemon_that_has_more_memory_than_it_may_ends_in_order(short_path: Path) -> None:
+def leaking(folder: Path, memory: str) -> ScratchNode:
+    """Return a daemon with a plugin in a thread that takes 256 MiB within some seconds."""
     section = '[plugins.guest]\nuses = "worker_guest:Guest"\nisolation = "thread"\n'
     leak = '[plugins.guest.config]\nat = "inspect"\nhow = "leaks"\n'
-    node = ScratchNode(
-        short_path,
-        section + leak,
-        supervisor='listen = ""\nmemory = "200Mi"\n',
-        env={"PYTHONPATH": str(Path(__file__).parent)},
-        fork=True,
-    )
+    supervisor = f'listen = ""\nmemory = "{memory}"\n'
+    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    return ScratchNode(folder, section + leak, supervisor=supervisor, env=env, fork=True)
+
+
+def test_a_daemon_that_has_more_memory_than_it_may_ends_in_order(short_path: Path) -> None:
+    node = leaking(short_path, "250Mi")
     try:
         node.start()
         until_all_run(node)
         node.run("inspect", "guest")
         until(lambda: not node.running)
-        assert "MiB and may use 200 MiB" in node.log
+        assert "MiB and may use 250 MiB" in node.log
         assert "plugin guest is unloaded" in node.log
+    finally:
+        node.kill()
+
+
+def test_a_daemon_whose_memory_grows_while_it_ends_is_killed(short_path: Path) -> None:
+    node = leaking(short_path, "120Mi")
+    try:
+        node.start()
+        until_all_run(node)
+        node.run("inspect", "guest")
+        until(lambda: not node.running)
+        assert "MiB and may use 120 MiB" in node.log
+        assert "the daemon ends at once, to be started again: it used" in node.log
+        assert "plugin guest is unloaded" not in node.log
     finally:
         node.kill()
