@@ -45,7 +45,9 @@ class TmpfsConfig(BaseModel):
 
     driver: FlexDriver = Field("nodeplug/tmpfs", description="the FlexVolume driver's name, vendor/driver")
     default_size: Quantity | None = Field(None, ge=_PAGE, description="the size of a volume that requests none")
-    max_size: Quantity | None = Field(None, ge=_PAGE, description="the largest volume")
+    max_size: Quantity | None = Field(
+        None, ge=_PAGE, description="the largest volume; without it, half of the node's memory, as tmpfs(5) has it"
+    )
     noexec: bool = Field(default=True, description="pods cannot execute files of the volume")
     noswap: bool = Field(
         default=False,
@@ -119,9 +121,14 @@ class Tmpfs:
             raise InvalidRequest("a tmpfs needs a size; set the option size, such as 64Mi")
         if size < _PAGE:  # for the kernel size=0 means "no limit"
             raise InvalidRequest(f"option size is {show(size)}; the smallest tmpfs is {show(_PAGE)}")
-        if self._config.max_size is not None and size > self._config.max_size:
-            raise InvalidRequest(f"option size is {show(size)}; this node allows at most {show(self._config.max_size)}")
+        most = self._config.max_size or _half_of_memory()
+        if size > most:
+            raise InvalidRequest(f"option size is {show(size)}; this node allows at most {show(most)}")
         return size
+
+
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _explain(error: PluginError, options: Sequence[str]) -> PluginError:

@@ -82,11 +82,12 @@ async def run(
         broken = reading
         reading = await aside(lambda: last_good.instead(broken, root), "read the last good configuration")
     configuration = reading.whole()
-    logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
+    log = logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
     if wrong:
         LOG.error("the configuration cannot be used, and the one that was in force last is: %s", wrong)
     tuning.allow_descriptors()
     parts = Parts(config_path, root, reading, first, predecessor, wrong, take_over=take_over)
+    log.mask = parts.volumes.known.hide
     return await Daemon(parts).run()
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeplug.process import large_pages
+
 OBJECTS_IN_LARGE_PAGES = """
 import re
 from pathlib import Path
@@ -67,3 +69,12 @@ def test_objects_that_live_long_are_in_large_pages() -> None:
 def test_threads_go_on_making_tuples_while_objects_are_counted() -> None:
     """A list of all objects has the tuples that others are about to fill; whoever holds it breaks them."""
     assert output_of(TUPLES_OF_OTHER_THREADS) == "0"
+
+
+@pytest.mark.unprivileged
+def test_a_list_of_objects_for_which_there_is_no_memory_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(large_pages, "_objects_by_range", fails)
+    large_pages.gather().join()

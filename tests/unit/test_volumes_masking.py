@@ -97,3 +97,15 @@ def test_one_mount_with_more_secrets_than_the_bound_is_masked_all_the_same() -> 
     known = Known()
     known.remember("acme/disk", "/a", Secrets({"key": b"x" * (20 << 20), "password": b"hunter2"}))
     assert redact("hunter2", known.of("acme/disk")) == MASK
+
+
+def test_what_a_plugin_logs_is_masked_for_every_driver_while_a_volume_is_mounted() -> None:
+    known = Known()
+    assert known.hide("hunter2") == "hunter2"
+    known.remember("a/b", "/t", Secrets({"password": b"hunter2"}))
+    known.remember("c/d", "/u", Secrets({"token": b"another"}))
+    assert known.hide("hunter2 and another") == f"{MASK} and {MASK}"
+    known.forget("a/b", "/t")
+    assert known.hide("hunter2 and another") == f"hunter2 and {MASK}"
+    known.forget("c/d", "/u")
+    assert known.hide("hunter2 and another") == "hunter2 and another"

@@ -20,7 +20,7 @@ CONFIGURATION = "00-nodeplug-gpu.conf"
 LDCONFIG = ("/sbin/ldconfig.real", "/usr/sbin/ldconfig.real", "/sbin/ldconfig", "/usr/sbin/ldconfig")
 """Ubuntu's `ldconfig` is a script; the program is `ldconfig.real`."""
 _MAX_LINKS = 40
-_PATIENCE = 60
+_PATIENCE = 20
 # In a mount namespace of its own: first cover each /proc of the container, then update the cache.
 _HIDDEN = """
 ldconfig=$1 root=$2; shift 2

@@ -35,6 +35,8 @@ from nodeplug.exec.frame import Frame
 _ATTACHMENT: Final = ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH")
 _VALID: Final = ("cni.dev/valid-attachments", "cni.dev/attachments")
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
+_ID_LIMIT: Final = 200
+"""Characters of a container id: plugins name files by it and the interface, and a name has at most 255 bytes."""
 _IFNAME_LIMIT: Final = 15
 _OLDEST: Final = "0.1.0"
 
@@ -135,6 +137,11 @@ def _check_environment(env: Mapping[str, str]) -> str:
     container_id = env.get("CNI_CONTAINERID", "")
     if "CNI_CONTAINERID" in verb.required and container_id and not _NAME.fullmatch(container_id):
         raise InvalidEnvironment("invalid characters in containerID", details=container_id)
+    if len(container_id) > _ID_LIMIT and command == "ADD":  # all else must be able to end what an older daemon began
+        raise InvalidEnvironment(
+            "container id is too long",
+            details=f"it has {len(container_id)} characters, and {_ID_LIMIT} at most are taken",
+        )
     if "CNI_IFNAME" in verb.required and "CNI_IFNAME" not in missing:
         _check_ifname(env["CNI_IFNAME"])
     if missing:

@@ -229,17 +229,22 @@ class Journal:
             LOG.warning("%s is set aside, it is not a record: %s", path, error.strerror)
             text = b""
         try:
-            document = NODE_FILE.loads(text)
+            NODE_FILE.check(text)
+            document = json.loads(text)
             if document["version"] != VERSION:
                 raise ValueError(document["version"])
-            return Entry(
+            entry = Entry(
                 str(document["key"]),
                 str(document["phase"]),
                 str(document["boot_id"]),
                 dict(document["request"]),
                 dict(document["data"]),
             )
+            if file_name(entry.key) != path.stem:  # also UnicodeEncodeError, for half of a surrogate pair
+                raise ValueError(entry.key)
+            return entry
         except (ValueError, KeyError, TypeError, RecursionError):
+            LOG.warning("%s is set aside: it is not a record", path)
             with suppress(OSError):  # on a read-only disk it stays, and counts as none
                 path.rename(path.with_suffix(".damaged"))
             return None

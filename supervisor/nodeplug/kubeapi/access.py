@@ -174,9 +174,14 @@ class _Reader:
             raise InvalidRequest(f"{self.source} asks for a proxy (proxy-url); it is not supported here")
         if cluster.get("insecure-skip-tls-verify") and self._material(cluster, "certificate-authority"):
             raise InvalidRequest(f"{self.source} has a certificate-authority, and says not to check it; remove one")
-        token_file = user.get("tokenFile")
+        token_file, server = user.get("tokenFile"), str(cluster.get("server") or "")
+        try:
+            parts = urlsplit(server)
+            _ = parts.port
+        except ValueError:  # its text has parts of the address, which may have a password
+            raise InvalidRequest(f"{self.source}: its server is no URL; it must be https://HOST:PORT") from None
         return Access(
-            server=str(cluster.get("server") or ""),
+            server=server,
             authority=self._material(cluster, "certificate-authority"),
             server_name=str(cluster.get("tls-server-name") or ""),
             insecure=cluster.get("insecure-skip-tls-verify") is True,

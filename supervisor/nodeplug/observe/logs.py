@@ -1,8 +1,8 @@
 """The daemon's log: one record per line on stderr, for people or for machines.
 
 Owns: the two formats, the request id and the plugin in each record, and the size limits of a record.
-Refuses: files, rotation and levels per module: systemd and the container runtime keep logs. Nothing is filtered,
-because secrets never reach a log record.
+Refuses: files, rotation and levels per module: systemd and the container runtime keep logs. The daemon's own records
+have no secrets; those of plugins are masked.
 
 A record is formatted by the thread that made it, without any lock held: the text of an exception comes from the
 plugin's code, and may be large, slow, or hang.
@@ -11,6 +11,7 @@ plugin's code, and may be large, slow, or hang.
 import json
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
@@ -21,16 +22,17 @@ from nodeplug.hosting.call import CURRENT
 
 Format = Literal["text", "json"]
 _OURS: Final = "nodeplug"
+_OF_PLUGINS: Final = "nodeplug.plugin."
 MESSAGE: Final = 2 * SHOWN
 """Characters of a message: an error's text, and what the daemon adds."""
 
 
-def configure(level: str, form: Format, stream: TextIO | None = None) -> logging.Handler:
+def configure(level: str, form: Format, stream: TextIO | None = None) -> "Handler":
     """Send every record of the process to stderr in place of what an earlier call set up; return the handler.
 
     Libraries are shown from "warning" on, unless the level is "debug".
     """
-    handler = _Handler(stream or sys.stderr)
+    handler = Handler(stream or sys.stderr)
     handler.addFilter(_add_call)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
@@ -42,8 +44,14 @@ def configure(level: str, form: Format, stream: TextIO | None = None) -> logging
     return handler
 
 
-class _Handler(logging.StreamHandler[TextIO]):
-    """Formats records without the lock; the base class formats while it holds it."""
+class Handler(logging.StreamHandler[TextIO]):
+    """Formats records without the lock; the base class formats while it holds it.
+
+    Attributes:
+        mask: hides secrets in a line; it is asked for what plugins and libraries log.
+    """
+
+    mask: Callable[[str], str] = staticmethod(str)
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Format without the lock, then write."""
@@ -51,6 +59,8 @@ class _Handler(logging.StreamHandler[TextIO]):
             return False
         try:
             line = self.format(record) + self.terminator
+            if record.name.startswith(_OF_PLUGINS) or not record.name.startswith(_OURS):
+                line = self.mask(line)
             with self.lock or nullcontext():
                 self.stream.write(line)
                 self.flush()

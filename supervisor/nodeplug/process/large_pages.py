@@ -30,7 +30,10 @@ _SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 def gather() -> threading.Thread:
     """Begin to move what the garbage collector knows into large pages, in the thread that is returned."""
-    found = _objects_by_range()
+    try:
+        found = _objects_by_range()
+    except MemoryError:  # the list of objects does not fit: then nothing is moved
+        found = Counter()
     dense = [number * _SIZE for number, count in found.items() if count >= _ENOUGH]
     thread = threading.Thread(target=_collapse, args=(dense,), name="large-pages", daemon=True)
     with suppress(RuntimeError):  # the process has as many threads as it may

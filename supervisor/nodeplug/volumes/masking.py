@@ -27,8 +27,16 @@ _SHORTEST: Final = 4
 def redact(text: str, secrets: Secrets) -> str:
     """Mask every secret value of at least four bytes in a text, in any form."""
     longest = _SHORTEST * len(text)  # a longer one is not in the text, and its forms would cost much
-    forms = {form for value in secrets.values() if len(value.strip()) <= longest for form in _forms(value)}
-    for form in sorted(forms, key=len, reverse=True):
+    return _without(text, _forms_of(value for value in secrets.values() if len(value.strip()) <= longest))
+
+
+def _forms_of(values: Iterable[bytes]) -> tuple[str, ...]:
+    """Return all forms of secrets, the longest first."""
+    return tuple(sorted({form for value in values for form in _forms(value)}, key=len, reverse=True))
+
+
+def _without(text: str, forms: Iterable[str]) -> str:
+    for form in forms:
         text = text.replace(form, MASK)
     return text
 
@@ -64,7 +72,7 @@ def _both_cases(quoted: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Known:
-    """The secrets of the volumes on this node, by driver and target. Event loop only.
+    """The secrets of the volumes on this node, by driver and target. Event loop only, but for `hide`.
 
     A plugin may use any of them while it serves any of its volumes, so its errors are masked for all of them. The
     oldest are forgotten when there are too many, or too large ones.
@@ -72,6 +80,7 @@ class Known:
 
     _secrets: dict[str, dict[str, Secrets]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
+    _hidden: tuple[str, ...] | None = ()
 
     def remember(self, driver: str, target: str, secrets: Secrets) -> None:
         """Keep the secrets of one mount as long as errors may mention them."""
@@ -79,7 +88,7 @@ class Known:
             return
         self.forget(driver, target)
         kept = self._secrets.setdefault(driver, {})
-        kept[target] = secrets
+        kept[target], self._hidden = secrets, None
         self._sizes[driver] = self._sizes.get(driver, 0) + _size(secrets)
         while len(kept) > 1 and (len(kept) > _KEPT or self._sizes[driver] - _size(secrets) > _BYTES):
             self.forget(driver, next(iter(kept)))
@@ -89,6 +98,15 @@ class Known:
         gone = self._secrets.get(driver, {}).pop(target, None)
         if gone is not None:
             self._sizes[driver] -= _size(gone)
+            self._hidden = None if any(self._secrets.values()) else ()
+
+    def hide(self, text: str) -> str:
+        """Mask every secret of every driver in a line that a plugin logs. Any thread."""
+        forms = self._hidden
+        if forms is None:
+            kept = [secrets for each in tuple(self._secrets.values()) for secrets in tuple(each.values())]
+            forms = self._hidden = _forms_of(value for secrets in kept for value in secrets.values())
+        return _without(text, forms)
 
     def of(self, driver: str) -> Secrets:
         """Return every secret of a driver."""

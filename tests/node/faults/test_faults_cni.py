@@ -84,6 +84,7 @@ BAD_VARIABLES: dict[str, tuple[dict[str, Any], int, str]] = {
     "a verb in lower case": ({"CNI_COMMAND": "add"}, 4, "unknown CNI_COMMAND: add"),
     "a newline in the container id": ({"CNI_CONTAINERID": "c\nforged"}, 4, "invalid characters in containerID"),
     "a path as container id": ({"CNI_CONTAINERID": "../../etc"}, 4, "invalid characters in containerID"),
+    "a container id of a thousand characters": ({"CNI_CONTAINERID": "c" * 1000}, 4, "container id is too long"),
     "a newline in the interface": ({"CNI_IFNAME": "eth\n0"}, 4, "whitespace"),
     "a slash in the interface": ({"CNI_IFNAME": "a/b"}, 4, "contains / or :"),
     "a long interface": ({"CNI_IFNAME": "x" * 16}, 4, "too long"),
@@ -103,6 +104,10 @@ def test_a_bad_variable_is_one_error_that_names_it(node: Any, env: dict[str, Any
 
 def _good() -> bytes:
     return json.dumps(GOOD).encode()
+
+
+def test_a_del_of_a_container_id_of_a_thousand_characters_succeeds(node: Any) -> None:
+    assert node.cni("DEL", container="c" * 1000).status == 0
 
 
 def test_a_verb_that_the_version_lacks_is_code_1(node: Any) -> None:

@@ -98,6 +98,12 @@ def test_the_nodes_default_and_limit_hold(make: Any) -> None:
     assert "at most 2Mi" in node.mount(DRIVER, node.target("b"), {"size": "3Mi"})["message"]
 
 
+@pytest.mark.parametrize("size", ["1Ei", "1Pi"])
+def test_without_a_limit_a_volume_has_half_of_the_node_s_memory_at_most(make: Any, size: str) -> None:
+    node = make()
+    assert "this node allows at most" in node.mount(DRIVER, node.target("a"), {"size": size})["message"]
+
+
 def test_empty_files_are_limited_too(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
 
