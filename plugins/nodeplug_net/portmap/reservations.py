@@ -214,12 +214,18 @@ def _user_of(port: Port) -> str:
     """Name the process that has a port, as far as this namespace of processes shows it."""
     inodes = set(_inodes(port))
     for process in Path("/proc").glob("[0-9]*") if inodes else ():
-        with suppress(OSError):
-            for link in (process / "fd").iterdir():
-                found = _INODE.fullmatch(os.readlink(link))
-                if found is not None and found[1] in inodes:
-                    return f"process {process.name} ({(process / 'comm').read_text().strip()})"
+        with suppress(OSError):  # it has ended
+            if not inodes.isdisjoint(_sockets_of(process)):
+                return f"process {process.name} ({(process / 'comm').read_text().strip()})"
     return "another program"
+
+
+def _sockets_of(process: Path) -> Iterator[str]:
+    """Yield the inodes of a process's sockets. It may close any of its descriptors meanwhile."""
+    for link in (process / "fd").iterdir():
+        with suppress(OSError):
+            if (found := _INODE.fullmatch(os.readlink(link))) is not None:
+                yield found[1]
 
 
 def _inodes(port: Port) -> Iterator[str]:

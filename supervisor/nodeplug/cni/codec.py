@@ -174,7 +174,7 @@ def _check_ifname(text: str) -> None:
 
 def _parse(stdin: bytes) -> Any:
     try:
-        return EXEC_FRAME.loads(stdin.decode("utf-8", "replace"))
+        return EXEC_FRAME.parse(stdin.decode("utf-8", "replace"))
     except json.JSONDecodeError as error:
         at_end = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
         said = "unexpected end of JSON input" if at_end else str(error)

@@ -45,7 +45,13 @@ class Input:
         Raises:
             ValueError: it is too long, has too many values, is nested too deeply, or is no JSON.
         """
-        self.check(data)
+        if len(data) > self.size:
+            raise ValueError(f"it has {len(data)} bytes, and {self.size} at most are read")
+        return self.parse(data)
+
+    def parse(self, data: bytes | str) -> Any:
+        """Parse JSON whose bytes somebody else has counted; raise ValueError as `loads` does."""
+        self.check_values(data)
         try:
             return json.loads(data, parse_constant=_refuse)
         except RecursionError:
@@ -111,6 +117,12 @@ API_CHANGE: Final = Input(
 WORKER_MESSAGE: Final = Input(
     what="a message of a plugin's process", sender="plugin authors", size=64 << 20, values=1_000_000
 )
+WORKER_ASK: Final = Input(
+    what="what a thread of a plugin's own asks of the daemon; eight at once of one process",
+    sender="plugin authors",
+    size=24 << 20,
+    values=200_000,
+)
 VOLUME_OPTIONS: Final = Input(
     what="options of a volume in JSON, its Secret, tokens",
     sender="kubelet; pod and volume authors",
@@ -133,6 +145,7 @@ INPUTS: Final = (
     API_ANSWER,
     API_CHANGE,
     WORKER_MESSAGE,
+    WORKER_ASK,
     VOLUME_OPTIONS,
     NODE_FILE,
 )

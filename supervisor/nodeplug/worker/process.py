@@ -21,7 +21,9 @@ from typing import Any, Final
 from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import TryAgain
 from nodeplug.contract.host import Host
+from nodeplug.contract.inputs import WORKER_ASK
 from nodeplug.worker.answering import answer, write_record
+from nodeplug.worker.asks import Asks
 from nodeplug.worker.conversation import Conversation, hook_call, is_long
 from nodeplug.worker.encoding import write_error
 from nodeplug.worker.limits import Limits
@@ -79,6 +81,7 @@ class Worker:
         self._changing = threading.Lock()
         self._channels: set[Channel] = set()
         self._idle: list[Channel] = []
+        self._asks = Asks(name, self._ask)
         try:
             self._start()
         except BaseException:
@@ -295,8 +298,7 @@ class Worker:
             case "refresh_cluster" if self._host is not None:
                 self._host.refresh_cluster()
             case "ask" if len(message.descriptors) == 1 and self._host is not None:
-                channel = Channel.adopt(message.descriptors.pop())
-                threading.Thread(target=self._ask, args=(channel,), name=f"asked by {self.name}", daemon=True).start()
+                self._asks.take(Channel.adopt(message.descriptors.pop(), WORKER_ASK))
             case "hello":
                 if message.head.get("wire") != VERSION:
                     self.kill(of_another_release(message.head.get("wire"), VERSION))
@@ -373,3 +375,4 @@ class Worker:
             channel.close()
         for channel in channels:
             channel.shut()
+        self._asks.close()

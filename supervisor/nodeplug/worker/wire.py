@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from nodeplug.contract.inputs import WORKER_MESSAGE
+from nodeplug.contract.inputs import WORKER_MESSAGE, Input
 from nodeplug.descriptors import receive
 
 VERSION: Final = 2
@@ -111,8 +111,9 @@ class Message:
 class Channel:
     """One end of a channel. Used by one thread at a time; `shut` by any."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, limits: Input = WORKER_MESSAGE) -> None:
         self._end = end
+        self._limits = limits
         self._call = 0
         self._ahead = 0
         """Bytes of the next message that have been sent."""
@@ -127,13 +128,13 @@ class Channel:
         return self._end.fileno()
 
     @classmethod
-    def adopt(cls, descriptor: int) -> Self:
+    def adopt(cls, descriptor: int, limits: Input = WORKER_MESSAGE) -> Self:
         """Take over a descriptor that came with a message; raise Broken if it is no stream socket."""
         end = socket.socket(fileno=descriptor)
         if end.family != socket.AF_UNIX or end.type != socket.SOCK_STREAM:
             end.close()
             raise Broken("it opens a channel that is no stream socket")
-        return cls(end)
+        return cls(end, limits)
 
     def send(self, message: Message, *, first: bool = False) -> None:
         """Send a message, however long the other end takes to read it; raise Closed if it is gone.
@@ -233,14 +234,16 @@ class Channel:
             call, head, body = _SIZES.unpack_from(data)
             if call != self._call & _CALLS:
                 raise Broken("it speaks of a call that has ended")
-            if head + body > LIMIT:
-                raise Broken(f"it announces a message of {head + body} bytes; at most {LIMIT} are accepted")
+            if head + body > self._limits.size:
+                raise Broken(f"it announces a message of {head + body} bytes; at most {self._limits.size} are accepted")
             total, start = _SIZES.size + head + body, _SIZES.size + head
             if len(data) > total:
                 raise Broken(f"{len(data) - total} bytes follow its message, and nobody has asked for them")
             if len(data) < total:
                 return None
-            message = Message(_read(bytes(data[_SIZES.size : start])), bytes(data[start:]), self._descriptors)
+            message = Message(
+                _read(bytes(data[_SIZES.size : start]), self._limits), bytes(data[start:]), self._descriptors
+            )
         except Broken:
             self._forget()
             raise
@@ -372,8 +375,9 @@ def _written(head: Mapping[str, Any]) -> bytes:
         return json.dumps(head).encode()
 
 
-def _read(data: bytes) -> Mapping[str, Any]:
+def _read(data: bytes, limits: Input = WORKER_MESSAGE) -> Mapping[str, Any]:
     try:
+        limits.check(data)
         head = _parsed(data)
     except (ValueError, RecursionError) as error:
         raise Broken(f"its message is no JSON: {error}") from None
@@ -383,7 +387,6 @@ def _read(data: bytes) -> Mapping[str, Any]:
 
 
 def _parsed(data: bytes) -> object:
-    WORKER_MESSAGE.check(data)
     try:
         return from_json(data)
     except ValueError:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, listening, mapping, nf
 from nodeplug import TryAgain
 from nodeplug.testing.waiting import until
 from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
+from nodeplug_net.portmap.reservations import _sockets_of
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,14 @@ def test_a_port_that_a_program_of_the_host_serves_is_refused_with_its_name(lab: 
     with listening(lab, 8080), pytest.raises(TryAgain, match=r"host port 8080/tcp is used by process \d+ \(.+\)"):
         lab.add("c1", mapping(8080))
     lab.add("c1", mapping(8080))
+
+
+def test_a_descriptor_that_is_closed_meanwhile_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "fd").mkdir()
+    for number in range(5):
+        (tmp_path / "fd" / f"{number}").touch()  # readlink(2) fails, as for one that is gone
+    (tmp_path / "fd" / "5").symlink_to("socket:[77]")
+    assert list(_sockets_of(tmp_path)) == ["77"]
 
 
 @pytest.mark.parametrize("kind", [STREAM, DATAGRAM])
