@@ -13,13 +13,11 @@ The cache matters: the reference reads every file of the folder for each ADD and
 """
 
 import errno
-import fcntl
 import ipaddress
 import logging
 import math
 import os
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeplug import PluginError, TryAgain
+from nodeplug import PluginError
+from nodeplug_net.ipam.pool_lock import PoolLock
 from nodeplug_net.ipam.ranges import Address, RangeSet
 
 LOG: Final = logging.getLogger(__name__)
@@ -39,13 +38,6 @@ _FILE_LIMIT: Final = 1 << 18
 """Bytes that are read of a file: an environment variable, and so a container id, has 128 KiB at most (execve(2))."""
 _ENDED_LIMIT: Final = 1024
 """Owners that are remembered as released; each other one that holds nothing costs a look at all files."""
-_NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
-"""Errors that mean that the folder does not exist."""
-_LOCK_POLL: Final = 0.001
-"""Seconds between two looks at a lock that others hold: they hold it for about that long."""
-_ANSWERING: Final = 0.2
-"""Seconds that a call keeps to say that it did not get the lock."""
-_UNWRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def _read(path: str) -> str | None:
@@ -102,7 +94,10 @@ class Store:
     _due: dict[Address, Owner] = field(default_factory=dict)
     _seen: dict[Address, tuple[int, int, int]] = field(default_factory=dict)
     _ended: dict[Owner, None] = field(default_factory=dict)
-    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    _lock: PoolLock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lock = PoolLock(self.folder)
 
     @contextmanager
     def locked(self, *, create: bool, deadline: float = math.inf) -> Iterator[bool]:
@@ -119,13 +114,11 @@ class Store:
             PluginError: the folder cannot be used.
             TryAgain: another process holds the lock until the deadline.
         """
-        with self._alone(deadline):
-            descriptor = self._open_lock(create=create)
-            if descriptor is None:
+        with self._lock.held(create=create, deadline=deadline) as exists:
+            if not exists:
                 yield False
                 return
             try:
-                self._lock(descriptor, deadline)
                 self._refresh()
                 self._release_due()
                 yield True
@@ -133,62 +126,6 @@ class Store:
                 if self._changed and self._stamp is not None:
                     self._stamp = self._seal(self._stamp)
                 self._changed = False
-                os.close(descriptor)
-
-    @contextmanager
-    def _alone(self, deadline: float) -> Iterator[None]:
-        """Let one thread at a time ask for the lock: a mutex wakes the next one, where flock(2) would be polled."""
-        patience = -1 if deadline == math.inf else max(0.0, deadline - _ANSWERING - time.monotonic())
-        if not self._mutex.acquire(timeout=patience):
-            raise self._held("another call")
-        try:
-            yield
-        finally:
-            self._mutex.release()
-
-    def _lock(self, descriptor: int, deadline: float) -> None:
-        """Take the lock from other processes. The kernel wakes who waits without a limit; otherwise it is polled."""
-        if deadline == math.inf:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            return
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline - _ANSWERING:
-                    raise self._held("another process") from None
-            time.sleep(_LOCK_POLL)
-
-    def _held(self, by: str) -> TryAgain:
-        text = f"the lock of the pool {self.folder} is held by {by}"
-        return TryAgain(text, details="lslocks shows which process has it")
-
-    def _open_lock(self, *, create: bool) -> int | None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        try:
-            return os.open(f"{self.folder}/lock", flags, 0o600)
-        except OSError as error:
-            if not create and error.errno in _NO_FOLDER:
-                return None
-            if not create and error.errno in _UNWRITABLE:
-                return self._open_lock_to_read()
-            if error.errno != errno.ENOENT:
-                raise PluginError(f"cannot open the lock of {self.folder}: {error.strerror}") from error
-        try:
-            self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            return os.open(self.folder / "lock", flags, 0o600)
-        except OSError as error:
-            raise PluginError(f"cannot make the folder {self.folder} for addresses: {error.strerror}") from error
-
-    def _open_lock_to_read(self) -> int | None:
-        """Open the lock on a read-only disk, where nobody reserves and a DEL must still succeed."""
-        try:
-            return os.open(self.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise PluginError(f"cannot open the lock of {self.folder}: {error.strerror}") from error
 
     @property
     def is_writable(self) -> bool:

