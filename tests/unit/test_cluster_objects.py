@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import NetworkDefinition, TryAgain
+from nodeplug import InvalidRequest, NetworkDefinition, TryAgain
 from nodeplug.networks import objects
 from nodeplug.networks.conflists import Conflists, taken_names
 from nodeplug.networks.definitions import Definitions
@@ -200,3 +200,16 @@ def test_a_network_is_in_use_while_any_section_has_attachments_to_it(tmp_path: P
 
     seen = [None if one is None else set(one) for one in asyncio.run(story())]
     assert seen == [None, {"blue"}, {"blue", "green"}, {"green"}, set()]
+
+
+def test_a_network_that_was_published_with_a_path_that_is_not_allowed_any_more_is_refused(tmp_path: Path) -> None:
+    conflists = Conflists(tmp_path / "conflists")
+    conflists.write("blue", {"name": "blue", "plugins": [{**BRIDGE, "ipam": {"dataDir": "/etc"}}]})
+
+    async def story() -> None:
+        door = Door("node-1", 1.0, ["/var/lib/cni"], Definitions(tmp_path / "definitions"), conflists)
+        with pytest.raises(InvalidRequest, match=r"network blue: ipam\.dataDir is '/etc'"):
+            door.conflist("blue")
+        assert door.conflist("green") is None
+
+    asyncio.run(story())

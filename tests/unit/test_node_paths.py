@@ -53,7 +53,11 @@ def test_all_others_are_left_to_the_plugin(config: Any) -> None:
     assert refusal(config, NODE_PATHS) == ""
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    assert refusal_of_text("[" * 100_000, ()) == "it is nested too deeply"
+
+
+@pytest.mark.parametrize("text", ["", "{"])
 def test_what_is_no_json_is_left_to_whoever_runs_it(text: str) -> None:
     assert refusal_of_text(text, ()) == ""
 

@@ -122,6 +122,7 @@ WORKER_ASK: Final = Input(
     sender="plugin authors",
     size=24 << 20,
     values=200_000,
+    seconds=60,
 )
 VOLUME_OPTIONS: Final = Input(
     what="options of a volume in JSON, its Secret, tokens",

@@ -84,7 +84,7 @@ class Netns:
             InvalidNetns: the path is not a network namespace, or cannot be opened.
         """
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hang the caller
         except (OSError, ValueError) as error:
             raise InvalidNetns(f"cannot open network namespace {path!r}: {error}") from error
         return cls.adopt(fd, path)

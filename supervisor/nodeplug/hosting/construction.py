@@ -81,8 +81,13 @@ class Construction:
         try:
             return self._in_process(instance, place or instance.uses, ended, alone=alone)
         except remote.NeedsThread as need:
-            level = logging.WARNING if asked == "process" else logging.INFO
-            LOG.log(level, "plugin %s runs as a thread of the daemon: %s", instance.name, need)
+            if asked == "process":  # whoever wrote that trusts the plugin with no more
+                instance.end_process()
+                raise PluginRefused(
+                    f"plugin {instance.name!r} can only be a thread of the daemon ({need}), and its section says "
+                    '`isolation = "process"`; write `isolation = "thread"` if it may have all rights of the daemon'
+                ) from None
+            LOG.info("plugin %s runs as a thread of the daemon: %s", instance.name, need)
             instance.end_process()
             instance.worker = None
             return self._in_thread(instance, place, str(need), alone=alone)

@@ -15,14 +15,14 @@ import tomli_w
 
 from nodeplug.config import PluginSection
 from nodeplug.config.mistakes import Location, Mistake
-from nodeplug.contract.errors import PluginError
+from nodeplug.contract.errors import InvalidRequest, PluginError, text_of
 from nodeplug.contract.hookspecs import ANSWERS, hookimpl
 from nodeplug.contract.host import Host
 from nodeplug.hosting.call import CURRENT
 from nodeplug.hosting.hook_call import HookCall
 from nodeplug.loading.classes import Misconfigured, Place, PluginRefused
 from nodeplug.loading.dispatch import callers
-from nodeplug.loading.examination import Examined
+from nodeplug.loading.examination import Examined, check_claims
 from nodeplug.worker.answering import about
 from nodeplug.worker.encoding import has_request, prepare, read_claims, read_error
 from nodeplug.worker.process import Worker
@@ -102,6 +102,10 @@ def _raise(error: PluginError) -> None:
 def _examined(worker: Worker, reply: Message) -> Examined:
     hooks = _hooks(reply)
     claims = read_claims(reply.head.get("claims"))
+    try:
+        check_claims("it", claims, hooks)
+    except (PluginRefused, InvalidRequest) as error:
+        raise Broken(f"its claims are not those of a plugin that was examined: {text_of(error)}") from None
     prepare([*hooks])
     plugin = type("PluginInProcess", (), {hook: hookimpl(_method(worker, hook)) for hook in hooks})()
     return Examined(plugin, reply.text("distribution"), claims, hooks, frozenset(), callers(plugin, hooks, ()))

@@ -86,10 +86,10 @@ class Permits:
     _refused: set[str] = field(default_factory=set)
 
     def serves(self, kind: ClaimKind) -> frozenset[str]:
-        """Return the names of one kind that the section serves now; none before its plugin is registered."""
-        instance = self.registry.plugins.get(self.section)
-        claims = instance.claims if instance is not None else ()
-        return frozenset([claim.name for claim in claims if claim.kind == kind])
+        """Return the names of one kind that the section serves, or serves until its last call has ended."""
+        slot = self.registry.slot(self.section)
+        instance = slot.loaded or slot.instance
+        return frozenset([claim.name for claim in instance.claims if claim.kind == kind])
 
     def checked(self, operation: str, function: Callable[_P, _T]) -> Callable[_P, _T]:
         """Return an operation that raises what its right raises for this section."""
@@ -157,9 +157,9 @@ def _serves(kind: ClaimKind, what: str) -> Callable[..., None]:
 
 def _delegates(permits: Permits, request: CniRequest, *_: Any, **__: Any) -> None:
     """Check that a delegate's request is derived from one that the section is serving."""
-    _serves("cni", "CNI plugin")(permits)
     served = [one for one in permits.in_flight.of(permits.section, request.id) if isinstance(one, CniRequest)]
     if not served:
+        _serves("cni", "CNI plugin")(permits)
         raise InvalidRequest(
             f"section {permits.section!r} is not serving a CNI request {clip(request.id, 20)!r}; "
             "delegate the request that the hook was given, before the hook returns"
@@ -171,9 +171,9 @@ def _delegates(permits: Permits, request: CniRequest, *_: Any, **__: Any) -> Non
 
 def _difference(served: CniRequest, asked: CniRequest) -> str:
     """Return what a delegate's request has that the plugin may not choose; empty if there is nothing."""
-    allowed = next(verbs for verb, verbs in _VERBS.items() if isinstance(served, verb))
+    allowed = next((verbs for verb, verbs in _VERBS.items() if isinstance(served, verb)), ())
     if not isinstance(asked, allowed):
-        told = " or ".join(verb.__name__ for verb in allowed)
+        told = " or ".join(verb.__name__ for verb in allowed) or "no delegate"
         return f"{type(served).__name__} is being served, which allows {told}, found {type(asked).__name__}"
     if asked.path != served.path:
         return "its CNI_PATH is not that of the request that is being served"
@@ -210,7 +210,7 @@ def _netns(request: CniAttachmentRequest) -> Netns | None:
 def _is_same(one: Netns, other: Netns | None) -> bool:
     if one is other or other is None:
         return one is other
-    return one.identity == other.identity and (one.is_open or one.path == other.path)
+    return one.path == other.path and one.identity == other.identity
 
 
 def _binds(permits: Permits, namespace: str, name: str, uid: str, node: str) -> None:
@@ -254,8 +254,8 @@ RIGHTS: Final[Mapping[str, Right]] = {
     ),
     "delegate": Right(
         "sections that serve a CNI plugin, for the request that they are serving. They choose the verb (DEL and CHECK "
-        "within ADD, DEL within GC), CNI_IFNAME, CNI_ARGS, `prevResult` and the configuration, never CNI_PATH, a "
-        "namespace or the container id",
+        "within ADD, DEL within GC), CNI_IFNAME, CNI_ARGS, `prevResult` and the configuration, never CNI_PATH or a "
+        "namespace, and the container id only of what has ended, within GC",
         _delegates,
     ),
     "networks.pod": Right("sections that serve a CNI plugin; pods of this node", _CNI.check),

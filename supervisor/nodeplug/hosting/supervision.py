@@ -48,9 +48,17 @@ class Supervision:
         which one that takes gigabytes would take all that the node has.
         """
         loop, cancelled = asyncio.get_running_loop(), threading.Event()
-        looking = threading.Thread(
-            target=_bound, args=(memory, lambda: loop.call_soon_threadsafe(end), cancelled), name="memory", daemon=True
-        )
+
+        def ends(excess: str) -> None:
+            LOG.error(
+                "the daemon ends, to be started again: %s; plugins in processes have a `memory` of their own", excess
+            )
+            end()
+
+        def tell(excess: str) -> None:
+            loop.call_soon_threadsafe(ends, excess)
+
+        looking = threading.Thread(target=_bound, args=(memory, tell, cancelled), name="memory", daemon=True)
         looking.start()
         try:
             await loop.create_future()
@@ -126,17 +134,16 @@ class Supervision:
         return list(self.lifecycle.registry.slots.values())
 
 
-def _bound(memory: int, end: Callable[[], object], cancelled: threading.Event) -> None:
+def _bound(memory: int, end: Callable[[str], object], cancelled: threading.Event) -> None:
     """Look at the memory of this process, again and again."""
     own, told = os.getpid(), False
     while not cancelled.wait(MEMORY_INTERVAL):
         if excess := Memory(int(_AT_ONCE * memory)).excess(own):
-            os.write(2, f"the daemon ends at once, to be started again: {excess}\n".encode())
+            os.set_blocking(2, False)  # nobody may read it any more
+            with suppress(OSError):
+                os.write(2, f"the daemon ends at once, to be started again: {excess}\n".encode())
             os.kill(own, signal.SIGKILL)
         elif not told and (excess := Memory(memory).excess(own)):
             told = True
-            LOG.error(
-                "the daemon ends, to be started again: %s; plugins in processes have a `memory` of their own", excess
-            )
             with suppress(RuntimeError):  # the loop is closed: it has ended
-                end()
+                end(excess)

@@ -7,7 +7,7 @@ Refuses: to register a plugin, and to know who else claims the same name (the re
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
@@ -109,17 +109,27 @@ def examine(name: str, plugin: object, distribution: str) -> Examined:
     hook_callers = callers(plugin, hooks.own, ())
     try:
         claims = tuple(hook_callers["claims"]())
-        for claim in claims:
-            _check_claimed(who, claim, hooks.own)
+        check_claims(who, claims, hooks.own)
     except PluginRefused:
         raise
     except InvalidRequest as error:
         raise PluginRefused(f"{who} cannot be loaded: {text_of(error)}") from error
     except (Exception, SystemExit) as error:
         raise PluginRefused(f"{who} cannot be loaded: {type(error).__name__}: {text_of(error)}") from error
+    return Examined(plugin, distribution, claims, hooks.own, hooks.wrappers, hook_callers)
+
+
+def check_claims(who: str, claims: Sequence[Claim], hooks: frozenset[str]) -> None:
+    """Check what a plugin claims; for one in a process, the daemon does it, too: the process may say anything.
+
+    Raises:
+        PluginRefused: what it claims is no claim, lacks hooks, or is claimed twice.
+        InvalidRequest: a name breaks the rule of its kind.
+    """
+    for claim in claims:
+        _check_claimed(who, claim, hooks)
     if len(set(claims)) != len(claims):
         raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
-    return Examined(plugin, distribution, claims, hooks.own, hooks.wrappers, hook_callers)
 
 
 def examine_hooks(name: str, plugin: object, distribution: str) -> Hooks:

@@ -90,7 +90,10 @@ class Door:
 
     def conflist(self, name: str) -> Mapping[str, Any] | None:
         """Return the configuration list of an object `Network`; see `ClusterNetworks`."""
-        return self._conflists.read(name) if objects.is_name(name) else None
+        found = self._conflists.read(name) if objects.is_name(name) else None
+        if refusal := node_paths.refusal(found, self._paths):  # it may be older than `paths`
+            raise InvalidRequest(f"network {name}: {refusal}")
+        return found
 
     def report(self, pod: ClusterPod, networks: Sequence[Mapping[str, Any]]) -> None:
         """Have a pod's network status written; see `ClusterNetworks`."""

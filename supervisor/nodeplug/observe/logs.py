@@ -48,7 +48,7 @@ class Handler(logging.StreamHandler[TextIO]):
     """Formats records without the lock; the base class formats while it holds it.
 
     Attributes:
-        mask: hides secrets in a line; it is asked for what plugins and libraries log.
+        mask: hides secrets in a text; it is asked for what plugins log by `host.log`.
     """
 
     mask: Callable[[str], str] = staticmethod(str)
@@ -58,9 +58,9 @@ class Handler(logging.StreamHandler[TextIO]):
         if not self.filter(record):
             return False
         try:
+            if record.name.startswith(_OF_PLUGINS):
+                record.mask = self.mask
             line = self.format(record) + self.terminator
-            if record.name.startswith(_OF_PLUGINS) or not record.name.startswith(_OURS):
-                line = self.mask(line)
             with self.lock or nullcontext():
                 self.stream.write(line)
                 self.flush()
@@ -72,15 +72,20 @@ class Handler(logging.StreamHandler[TextIO]):
 def _trace(record: logging.LogRecord) -> str:
     """Format a record's traceback."""
     if not record.exc_info:
-        return str(getattr(record, "trace", ""))  # of another process
+        return _masked(record, str(getattr(record, "trace", "")))  # of another process
     kind, error, place = record.exc_info
     if kind is None or error is None:
         return ""
-    return traced(error, kind, place)
+    return _masked(record, traced(error, kind, place))
 
 
 def _message(record: logging.LogRecord) -> str:
-    return clip(record.getMessage(), MESSAGE)
+    return clip(_masked(record, record.getMessage()), MESSAGE)
+
+
+def _masked(record: logging.LogRecord, text: str) -> str:
+    mask: Callable[[str], str] = getattr(record, "mask", str)
+    return mask(text)
 
 
 def _add_call(record: logging.LogRecord) -> bool:

@@ -20,6 +20,10 @@ _KEPT: Final = 4096
 """Mounts per driver whose secrets are remembered: a mount that fails permanently is never unmounted."""
 _BYTES: Final = 8 << 20
 """Bytes of them per driver, besides those of the newest mount; a Secret of Kubernetes has 1 MiB at most."""
+_LOGGED: Final = 512
+"""Secrets that are looked for in what plugins log; each has some twenty forms."""
+_LOGGED_BYTES: Final = 4096
+"""Bytes of such a secret, so that all forms together have some tens of MiB at most."""
 _SHORTEST: Final = 4
 """Bytes of a secret that one character of a text may stand for (UTF-8); every other form is longer than the secret."""
 
@@ -101,11 +105,15 @@ class Known:
             self._hidden = None if any(self._secrets.values()) else ()
 
     def hide(self, text: str) -> str:
-        """Mask every secret of every driver in a line that a plugin logs. Any thread."""
+        """Mask the secrets of every driver in a text that a plugin logs: the newest, and none that is very large.
+
+        Any thread but that of the event loop: after a mount, all forms are made anew.
+        """
         forms = self._hidden
         if forms is None:
-            kept = [secrets for each in tuple(self._secrets.values()) for secrets in tuple(each.values())]
-            forms = self._hidden = _forms_of(value for secrets in kept for value in secrets.values())
+            kept = [secrets for each in tuple(self._secrets.values()) for secrets in tuple(each.values())[-_LOGGED:]]
+            values = [value for secrets in kept for value in secrets.values() if len(value) <= _LOGGED_BYTES]
+            forms = self._hidden = _forms_of(values[-_LOGGED:])
         return _without(text, forms)
 
     def of(self, driver: str) -> Secrets:

@@ -7,11 +7,12 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from nodeplug.contract.cluster import ClusterNetworks
-from nodeplug.contract.errors import NotFound, clip
+from nodeplug.contract.errors import NotFound, PluginError, clip
 from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.scheduling import ClusterScheduling
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from nodeplug.contract.values import CniAdd
 
 _TRACE: Final = 16 << 10
+_ENTRIES: Final = 32 << 20
+"""Bytes of all records of a section that a plugin's process is given at once."""
 
 
 def about(host: Host) -> dict[str, Any]:
@@ -96,7 +99,19 @@ def _count_as_removed(host: Host, message: Message) -> Message:
 
 
 def _entries(host: Host, message: Message) -> Message:
-    return _found(entries=[asdict(entry) for entry in _journal(host, message).entries()])
+    journal = _journal(host, message)
+    if (size := _size(journal)) > _ENTRIES:
+        raise PluginError(f"the records of {journal.folder} have {size} bytes; at most {_ENTRIES} are read at once")
+    return _found(entries=[asdict(entry) for entry in journal.entries()])
+
+
+def _size(journal: Journal) -> int:
+    """Return the bytes of all records."""
+    total = 0
+    for path in journal.folder.glob("*.json"):
+        with suppress(OSError):  # removed meanwhile
+            total += path.stat().st_size
+    return total
 
 
 # --- cgroups of programs and kept sockets -------------------------------------------------------------------------

@@ -5,7 +5,8 @@ Each may bring a large message and takes a thread of the daemon, and a plugin ma
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from nodeplug.worker.wire import Channel
@@ -28,29 +29,55 @@ class Asks:
         self._name, self._answer = name, answer
         self._changing = threading.Lock()
         self._waiting: deque[Channel] = deque()
-        self._answering = 0
+        self._answering: set[Channel] = set()
+        self._places = AT_ONCE
 
     def take(self, channel: Channel) -> None:
         """Have a request answered; raise RuntimeError if no thread can be started."""
         with self._changing:
-            if self._answering < AT_ONCE:
-                self._answering += 1
+            if self._places > 0:
+                self._begin(channel)
             elif len(self._waiting) < WAITING:
-                return self._waiting.append(channel)
+                self._waiting.append(channel)
             else:
-                return channel.close()
-        thread = threading.Thread(target=self._run, args=(channel,), name=f"asked by {self._name}", daemon=True)
-        return thread.start()
+                channel.close()
 
     def close(self) -> None:
-        """Close what waits, because the process has ended."""
+        """End all of them, because the process has ended."""
         with self._changing:
             while self._waiting:
                 self._waiting.popleft().close()
+            for channel in self._answering:
+                channel.shut()
 
-    def _run(self, channel: Channel | None) -> None:
-        while channel is not None:
-            self._answer(channel)
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Give up the place of a request for a `with` block: a delegate may ask, too, and wait for a place."""
+        with self._changing:
+            self._free()
+        try:
+            yield
+        finally:
             with self._changing:
-                channel = self._waiting.popleft() if self._waiting else None
-                self._answering -= channel is None
+                self._places -= 1
+
+    def _begin(self, channel: Channel) -> None:
+        """Start a thread for a request. Needs the lock."""
+        thread = threading.Thread(target=self._run, args=(channel,), name=f"asked by {self._name}", daemon=True)
+        self._places -= 1
+        self._answering.add(channel)
+        thread.start()
+
+    def _free(self) -> None:
+        """Free a place for the next request. Needs the lock."""
+        self._places += 1
+        if self._waiting and self._places > 0:
+            self._begin(self._waiting.popleft())
+
+    def _run(self, channel: Channel) -> None:
+        try:
+            self._answer(channel)
+        finally:
+            with self._changing:
+                self._answering.discard(channel)
+                self._free()

@@ -17,7 +17,6 @@ from pydantic_core import PydanticSerializationError
 
 from nodeplug.contract.errors import WIRES, DelegateFailed, InvalidRequest, PluginError, bounded, clip, text_of
 from nodeplug.contract.hookspecs import ANSWERS, HOOKS
-from nodeplug.contract.inputs import WORKER_MESSAGE
 from nodeplug.contract.tracebacks import TRACE, traced
 from nodeplug.contract.values import (
     Claim,
@@ -179,7 +178,7 @@ def _write(
 
 def _read(adapter: "TypeAdapter[Any]", message: Message) -> Any:
     try:
-        WORKER_MESSAGE.check(message.body)
+        message.limits.check(message.body)
     except ValueError as error:
         raise Broken(f"a value of it is too large: {error}") from None
     try:

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 from nodeplug.config.privileges import Privileges
@@ -311,7 +311,9 @@ class Worker:
     def _ask(self, channel: Channel) -> None:
         """Answer a request of a thread of the plugin's own."""
         try:
-            answer = self.answered(channel.receive(first=True))
+            message = channel.receive(first=True)
+            with self._asks.elsewhere() if message.op == "delegate" else nullcontext():
+                answer = self.answered(message)
             try:
                 channel.send(answer)
             finally:

@@ -83,11 +83,13 @@ class Message:
         head: always with "op", which says what it is.
         body: a value of the contract in JSON; empty if there is none.
         descriptors: received ones belong to the receiver, and so do those in values that are read from it.
+        limits: of the channel on which it came.
     """
 
     head: Mapping[str, Any]
     body: bytes = b""
     descriptors: list[int] = field(default_factory=list)
+    limits: Input = WORKER_MESSAGE
 
     @property
     def op(self) -> str:
@@ -130,10 +132,16 @@ class Channel:
     @classmethod
     def adopt(cls, descriptor: int, limits: Input = WORKER_MESSAGE) -> Self:
         """Take over a descriptor that came with a message; raise Broken if it is no stream socket."""
-        end = socket.socket(fileno=descriptor)
+        try:
+            end = socket.socket(fileno=descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise Broken("it opens a channel that is no socket") from None
         if end.family != socket.AF_UNIX or end.type != socket.SOCK_STREAM:
             end.close()
             raise Broken("it opens a channel that is no stream socket")
+        if limits.seconds:
+            end.settimeout(limits.seconds)
         return cls(end, limits)
 
     def send(self, message: Message, *, first: bool = False) -> None:
@@ -242,7 +250,10 @@ class Channel:
             if len(data) < total:
                 return None
             message = Message(
-                _read(bytes(data[_SIZES.size : start]), self._limits), bytes(data[start:]), self._descriptors
+                _read(bytes(data[_SIZES.size : start]), self._limits),
+                bytes(data[start:]),
+                self._descriptors,
+                self._limits,
             )
         except Broken:
             self._forget()
@@ -254,7 +265,10 @@ class Channel:
         try:
             data, descriptors, told = receive(self._end, _CHUNK if self._data else _SMALL, _DESCRIPTORS, flags)
         except BlockingIOError:
-            return
+            if flags & socket.MSG_DONTWAIT:
+                return
+            self._forget()  # the other end shares the socket, and has made it so
+            raise Broken("it made a channel of the daemon's non-blocking") from None
         except OSError as error:
             self._forget()
             raise Closed(str(error)) from error

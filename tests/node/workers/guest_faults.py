@@ -151,6 +151,13 @@ def _keep_descriptors(_: n.Host) -> None:
             time.sleep(0.001)
 
 
+def _claim_a_path(_: n.Host) -> None:
+    """Claim what the examination in this process would refuse."""
+    from nodeplug.worker import inside  # noqa: PLC0415 - hostile code imports what it likes
+
+    inside.write_claims = lambda _: [["cni", {"name": "../../../etc/cron.hourly/x"}]]  # type: ignore[assignment, attr-defined]
+
+
 def _ask_again_and_again(host: n.Host) -> None:
     """Ask the daemon in a thread of the plugin's own; log each refusal, and the first answer after one."""
 
@@ -218,6 +225,7 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "keeps descriptors": _keep_descriptors,
     "asks again and again": _ask_again_and_again,
     "rings": _ring,
+    "claims a path": _claim_a_path,
     "is not allowed": lambda _: os.kill(1, 0),
     **cut_frames.WAYS,
 }

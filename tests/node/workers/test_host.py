@@ -1,5 +1,6 @@
 """What a plugin in a process of its own asks of its host, and what others wrap around it."""
 
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -96,8 +97,10 @@ def test_a_record_of_a_process_has_the_id_of_the_call_in_which_it_is_written(
 def test_a_plugin_with_wrappers_is_a_thread_and_wraps_the_calls_of_processes(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "nodeplug")
+
     async def story(guests: "Guests") -> None:
-        policy = guests.section(uses="worker_guest:Policy")
+        policy = guests.section(uses="worker_guest:Policy", isolation=None)
         await guests.apply(policy=policy, guest=guests.section())
         assert "plugin policy runs as a thread of the daemon: it wraps hooks of other plugins" in caplog.text
         assert guests.lifecycle.registry.slots["policy"].instance.isolation == "thread"
@@ -106,6 +109,30 @@ def test_a_plugin_with_wrappers_is_a_thread_and_wraps_the_calls_of_processes(
         assert guests.pid() != os.getpid()
         await guests.apply(guest=guests.section())
         assert await guests.call("volume_expand") == 4096
+
+    play(story)
+
+
+@pytest.mark.unprivileged
+def test_a_plugin_that_has_to_be_a_thread_is_refused_where_its_section_says_process(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(policy=guests.section(uses="worker_guest:Policy"))
+        assert guests.state("policy") == "refused"
+        reason = guests.lifecycle.registry.slots["policy"].reason
+        assert "can only be a thread of the daemon (it wraps hooks of other plugins)" in reason
+        assert 'write `isolation = "thread"`' in reason
+
+    play(story)
+
+
+@pytest.mark.unprivileged
+def test_a_process_that_claims_what_no_plugin_may_claim_is_refused(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="claims", how="claims a path"))
+        await guests.until(lambda: guests.state() in {"refused", "failed"})
+        assert (
+            "its claims are not those of a plugin that was examined" in guests.lifecycle.registry.slots["guest"].reason
+        )
 
     play(story)
 
