@@ -169,7 +169,9 @@ def run(
                 child, stdin, timeout, most_output=DELEGATE_OUTPUT.size, most_errors=DELEGATE_ERRORS.size
             )
         except subprocess.TimeoutExpired:
-            raise DeadlineExceeded(f"the delegate {program} did not end within {timeout:g} s and was killed") from None
+            raise DeadlineExceeded(
+                f"the delegate {program} did not end within {timeout:.2g} s and was killed"
+            ) from None
         except WroteTooMuch as error:
             raise DelegateFailed(f"the delegate {program} was killed: {error}", code=_INTERNAL) from None
     return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)

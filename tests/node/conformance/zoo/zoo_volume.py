@@ -1,5 +1,6 @@
 """Volume drivers that break the rules of FlexVolume and CSI, one each."""
 
+import logging
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -241,7 +242,7 @@ class TellsSecrets(Tame):
 
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:
-        self.host.log.info("mounting with %s", dict(request.secrets))
+        logging.getLogger("acme").warning("mounting with %s", dict(request.secrets))  # `host.log` would mask them
         super().volume_stage(request)
 
 
