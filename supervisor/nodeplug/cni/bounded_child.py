@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO, Final, cast
 
@@ -37,43 +38,64 @@ def communicate(
         subprocess.TimeoutExpired: it did not end in time, and was killed with its process group.
         WroteTooMuch: the same, for another reason.
     """
-    deadline = time.monotonic() + timeout
-    output, errors = bytearray(), bytearray()
-    dropped = 0
+    deadline, left = time.monotonic() + timeout, memoryview(stdin)
+    heard = _Heard(child, most_output, most_errors)
     with selectors.DefaultSelector() as selector, _ended(child):
-        for stream in (child.stdout, child.stderr):
-            os.set_blocking(cast("IO[bytes]", stream).fileno(), False)
-            selector.register(cast("IO[bytes]", stream), selectors.EVENT_READ)
-        feed = cast("IO[bytes]", child.stdin)
-        os.set_blocking(feed.fileno(), False)
-        selector.register(feed, selectors.EVENT_WRITE)
-        left = memoryview(stdin)
+        for stream, event in _streams(child):
+            os.set_blocking(stream.fileno(), False)
+            selector.register(stream, event)
         while selector.get_map():
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise subprocess.TimeoutExpired(child.args, timeout)
             for key, _ in selector.select(remaining):
                 stream = cast("IO[bytes]", key.fileobj)
-                if stream is feed:
-                    left = _fed(feed, left)
-                    done = not left
-                elif chunk := os.read(stream.fileno(), _CHUNK):
-                    done = False
-                    if stream is child.stdout:
-                        output += chunk
-                    else:
-                        errors += chunk[: most_errors - len(errors)]
-                        dropped += len(chunk)
-                    if max(len(output), dropped - most_errors) > most_output:
-                        raise WroteTooMuch(f"it wrote more than {most_output} bytes")
+                if stream is child.stdin:
+                    left = _fed(stream, left)
+                    ended = not left
                 else:
-                    done = True
-                if done:
+                    ended = not heard.read(stream)
+                if ended:
                     selector.unregister(stream)
                     with suppress(BrokenPipeError):
                         stream.close()
         child.wait(max(0.0, deadline - time.monotonic()))
-    return bytes(output), bytes(errors)
+    return bytes(heard.output), bytes(heard.errors)
+
+
+def _streams(child: "subprocess.Popen[bytes]") -> Iterator[tuple[IO[bytes], int]]:
+    for stream, event in (
+        (child.stdin, selectors.EVENT_WRITE),
+        (child.stdout, selectors.EVENT_READ),
+        (child.stderr, selectors.EVENT_READ),
+    ):
+        if stream is not None:
+            yield stream, event
+
+
+class _Heard:
+    """What a child has written."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]", most_output: int, most_errors: int) -> None:
+        self.output, self.errors = bytearray(), bytearray()
+        self._child, self._most_output, self._most_errors = child, most_output, most_errors
+        self._errors = 0
+
+    def read(self, stream: IO[bytes]) -> bool:
+        """Read what is there; return whether there may be more.
+
+        Raises:
+            WroteTooMuch: it is more than the child may write.
+        """
+        chunk = os.read(stream.fileno(), _CHUNK)
+        if stream is self._child.stdout:
+            self.output += chunk
+        else:
+            self.errors += chunk[: self._most_errors - len(self.errors)]
+            self._errors += len(chunk)
+        if max(len(self.output), self._errors - self._most_errors) > self._most_output:
+            raise WroteTooMuch(f"it wrote more than {self._most_output} bytes")
+        return bool(chunk)
 
 
 def _fed(feed: IO[bytes], left: memoryview) -> memoryview:
