@@ -182,7 +182,7 @@ def test_a_nodeplug_that_its_user_may_not_read_is_told(
 @pytest.mark.parametrize("uses", ["worker_guest:Guest", "worker_guest:Policy"])
 def test_a_plugin_that_runs_as_a_thread_is_refused_if_its_section_names_a_user(uses: str, play: Play) -> None:
     async def story(guests: "Guests") -> None:
-        isolation = "thread" if uses.endswith("Guest") else "process"
+        isolation = "thread" if uses.endswith("Guest") else None
         await guests.apply(guest=guests.section(uses, user="nobody", isolation=isolation))
         assert guests.state() == "refused"
         reason = guests.lifecycle.registry.slots["guest"].reason
