@@ -59,7 +59,7 @@ def runtime(request: pytest.FixtureRequest, short_path: Path, tmp_path: Path) ->
     inner.chmod(0o755)
     env: Mapping[str, str] = {"PYTHONPATH": os.pathsep.join([*forked.search_path(), str(Path(__file__).parent)])}
     text = f'[plugins.hostile]\nuses = "hostile_plugins:Network"\nisolation = "{request.param}"\n'
-    supervisor = "install = true\nnative_entrypoints = false\n"
+    supervisor = 'listen = ""\ninstall = true\nnative_entrypoints = false\n'
     with (
         Sandbox(tmp_path / "host") as host,
         Sandbox(tmp_path / "pod") as pod,

@@ -42,7 +42,7 @@ def start(short_path: Path, tmp_path: Path, api: ActedApi) -> Iterator[Start]:
         text = f'[plugins.hostile]\nuses = "hostile_plugins:{plugin}"\nisolation = "{isolation}"\n'
         config = f'[plugins.hostile.config]\nprogram = "{tmp_path}"\n'
         text = text + config + more + CLUSTER.format(root=short_path)
-        node = ScratchNode(short_path, text, env=env, fork=True, supervisor='node_name = "node-1"\n')
+        node = ScratchNode(short_path, text, env=env, fork=True, supervisor='listen = ""\nnode_name = "node-1"\n')
         made.append(node)
         (short_path / "kubeconfig").write_text(api.kubeconfig)
         node.start()
