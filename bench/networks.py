@@ -180,7 +180,7 @@ def _daemon(root: Path, count: int) -> Iterator[tuple[ScratchNode, ActedApi]]:
         for number in range(count):
             api.definition(f"network-{number}", {**_network("blue", 0, "nodeplug-bridge", root), "name": f"n{number}"})
         (root / "kubeconfig").write_text(api.kubeconfig)
-        toml = f'{_PLUGINS}[networks]\nkubeconfig = "{root}/kubeconfig"\n'
+        toml = f'{_PLUGINS}[networks]\nkubeconfig = "{root}/kubeconfig"\npaths = ["{root.parent}"]\n'
         with ScratchNode(root, toml, supervisor=_SUPERVISOR) as node:
             _settled(node)
             yield node, api
