@@ -27,7 +27,7 @@ MEMORY: Final = 1 << 30
 SECONDS: Final = 1800
 """Of processor time."""
 _SCORE: Final = "500"
-"""oom_score_adj: where the node has no memory left, the kernel ends it before anything else of the daemon."""
+"""oom_score_adj: the OOM killer takes this process before the daemon."""
 _PR_SET_PDEATHSIG: Final = 1
 _SAID: Final = 4096
 _ERRORS: Final[Mapping[str, type[PluginError]]] = {one.__name__: one for one in (PluginError, InvalidRequest, NotFound)}
@@ -79,14 +79,18 @@ def _raise(status: int, said: bytes, name: str) -> None:
     if not status or status == -signal.SIGPIPE:
         return
     if status == -signal.SIGXCPU:
-        raise InvalidRequest(f"image {name} takes more than {SECONDS} s of processor time to be read; it is refused")
+        raise InvalidRequest(
+            f"image {name} needs more than {SECONDS} s of CPU time to be read; mount an image with less in it"
+        )
     lines = said.decode(errors="replace").strip().splitlines() or [""]
     with suppress(ValueError, KeyError, TypeError):
         told: Any = json.loads(lines[-1])
         if told["error"] == "TooLarge":
             raise oci.TooLarge(int(told["size"]))
         if told["error"] == "MemoryError":
-            raise InvalidRequest(f"image {name} takes more than {show(MEMORY)} of memory to be read; it is refused")
+            raise InvalidRequest(
+                f"image {name} needs more than {show(MEMORY)} of memory to be read; mount an image with fewer files"
+            )
         raise _ERRORS.get(told["error"], PluginError)(str(told["message"]))
     raise PluginError(f"the process that reads image {name} ended with status {status}: {lines[-1][:200]}")
 
@@ -113,7 +117,7 @@ def main(order: Mapping[str, Any]) -> int:
 
 
 def _limit(order: Mapping[str, Any]) -> None:
-    """Take the limits, and end with the daemon."""
+    """Set the limits of this process, and have the kernel end it with the daemon."""
     resource.setrlimit(resource.RLIMIT_AS, (order["memory"], order["memory"]))
     resource.setrlimit(resource.RLIMIT_CPU, (order["seconds"], order["seconds"] + 5))
     with suppress(OSError):

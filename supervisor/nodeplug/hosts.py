@@ -137,7 +137,7 @@ class Hosts:
         return [record for _, record in sorted(found, key=lambda one: one[0])]
 
     def _former_sections(self, asking: str) -> list[FormerSection]:
-        """Return what is left of sections without a plugin that had the same exclusive claim; in a plugin's thread."""
+        """Return the former sections that had the same exclusive claim and `uses`. Runs in a plugin's thread."""
         instance = self.registry.plugins.get(asking)
         if instance is None:
             return []

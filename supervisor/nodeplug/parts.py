@@ -141,7 +141,7 @@ class Parts:
         )
 
     def _scheduling(self) -> ClusterScheduling:
-        """Return what plugins ask of the cluster; the extenders keep their socket with `hosts`."""
+        """Return the cluster as scheduler extenders see it. Asked late: `extender` needs `hosts` for its socket."""
         return self.extender.scheduling()
 
     @cached_property

@@ -1,10 +1,16 @@
 """Which paths of the node a network of the cluster may name."""
 
+import importlib
 import json
+import pkgutil
+import re
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
+import nodeplug_net
 from nodeplug.config.cluster_tables import NODE_PATHS
 from nodeplug.networks.node_paths import KEYS, is_allowed, named, refusal, refusal_of_text
 
@@ -76,3 +82,21 @@ def test_every_key_is_looked_for_at_both_places() -> None:
     config = {"ipam": {key: f"/{key}" for key in KEYS}, **{key: f"/{key}" for key in KEYS}}
     assert {path for _, path in named(config)} == {f"/{key}" for key in KEYS}
     assert len([*named(config)]) == 2 * len(KEYS)
+
+
+OTHERS = {
+    "confDir": "of nodeplug-networks, which a network of the cluster cannot name",
+    "kernelpath": "of host-device, which looks for it below /sys alone",
+}
+"""Keys for paths that are not looked for, and why."""
+
+
+def test_no_bundled_plugin_has_another_key_for_a_path() -> None:
+    found: set[str] = set()
+    for module in pkgutil.walk_packages(nodeplug_net.__path__, "nodeplug_net."):
+        for one in vars(importlib.import_module(module.name)).values():
+            if isinstance(one, type) and issubclass(one, BaseModel) and one.__name__.endswith("Conf"):
+                found |= {to_camel(name) for name in one.model_fields}
+    paths = {name for name in found if re.search(r"(?i)(dir|path|conf|file|folder)$", name)} - {"runtimeConf"}
+    assert {name.casefold() for name in paths - OTHERS.keys()} <= KEYS, paths
+    assert {"dataDir", "resolvConf"} <= paths

@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 
 import nodeplug as n
-from nodeplug.hosting.overdue import ASIDES, LIMIT, RELEASES, TOTAL, Subject, obstacle, obstacles, subject_of
+from nodeplug.hosting.overdue import ASIDES, LIMIT, RELEASES, TOTAL, CallSubject, obstacle, obstacles, subject_of
 
 
 @dataclass(frozen=True)
 class Hanging:
     hook: str
-    subject: Subject
+    subject: CallSubject
 
 
-def network(name: str, **config: Any) -> Subject:
-    return Subject(f"network {name}", config)
+def network(name: str, **config: Any) -> CallSubject:
+    return CallSubject(f"network {name}", config)
 
 
-def hanging(count: int, hook: str = "cni_add", subject: Subject = network("a")) -> list[Hanging]:  # noqa: B008 - frozen
+def hanging(count: int, hook: str = "cni_add", subject: CallSubject = network("a")) -> list[Hanging]:  # noqa: B008 - frozen
     return [Hanging(hook, subject)] * count
 
 
@@ -49,9 +49,9 @@ def test_what_ends_something_is_refused_only_when_others_of_its_kind_hang(hook: 
 
 
 def test_the_threads_of_a_plugin_are_bounded() -> None:
-    known = [Hanging("volume_publish", Subject(f"volume {number}")) for number in range(TOTAL)]
-    assert obstacle(known[1:], "volume_publish", Subject("volume x")) == ""
-    said = obstacle(known, "volume_publish", Subject("volume x"))
+    known = [Hanging("volume_publish", CallSubject(f"volume {number}")) for number in range(TOTAL)]
+    assert obstacle(known[1:], "volume_publish", CallSubject("volume x")) == ""
+    said = obstacle(known, "volume_publish", CallSubject("volume x"))
     assert said == f"is quarantined: {TOTAL} of its calls have not come back"
 
 

@@ -4,11 +4,13 @@ import base64
 import json
 import shlex
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 
 from nodeplug.contract.values import Secrets
+from nodeplug.volumes import masking
 from nodeplug.volumes.masking import MASK, Known, redact
 
 SECRETS = [
@@ -109,3 +111,19 @@ def test_what_a_plugin_logs_is_masked_for_every_driver_while_a_volume_is_mounted
     assert known.hide("hunter2 and another") == f"hunter2 and {MASK}"
     known.forget("c/d", "/u")
     assert known.hide("hunter2 and another") == "hunter2 and another"
+
+
+def test_a_secret_that_is_mounted_while_a_line_is_masked_is_masked_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Known()
+    known.remember("a/b", "/t", Secrets({"password": b"hunter2"}))
+    encode = masking._forms_of
+
+    def mounted_meanwhile(values: Any) -> tuple[str, ...]:
+        made = encode(values)
+        known.remember("c/d", "/u", Secrets({"token": b"another"}))
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(masking, "_forms_of", mounted_meanwhile)
+        known.hide("")
+    assert known.hide("hunter2 and another") == f"{MASK} and {MASK}"

@@ -74,3 +74,22 @@ def test_what_waits_is_closed_with_the_process(pairs: list[tuple[Channel, socket
     assert [theirs.recv(1) for _, theirs in pairs[AT_ONCE:]] == [b""] * AT_ONCE
     answering.go.set()
     until(lambda: len(answering.answered) == AT_ONCE)
+
+
+def test_a_thread_that_cannot_be_started_takes_no_place(
+    pairs: list[tuple[Channel, socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering = Answering()
+    answering.go.set()
+    taken = Asks("guest", answering)
+
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fails)
+        for channel, _ in pairs:
+            with pytest.raises(RuntimeError):
+                taken.take(channel)
+    taken.take(pairs[0][0])
+    until(lambda: len(answering.answered) == 1)

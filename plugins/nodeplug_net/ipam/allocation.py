@@ -39,7 +39,7 @@ from nodeplug_net.ipam.ranges import Address, RangeSet
 from nodeplug_net.ipam.store import Owner, Store
 
 _RECOVERING: Final = 2.0
-"""Seconds for which the start waits for the lock of one pool."""
+"""Timeout for the lock of one pool during start, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

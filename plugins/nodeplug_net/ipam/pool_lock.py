@@ -19,7 +19,7 @@ _UNWRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _POLL: Final = 0.001
 """Seconds between two looks at a lock that others hold: they hold it for about that long."""
 _ANSWERING: Final = 0.2
-"""Seconds that a call keeps to say that it did not get the lock."""
+"""Seconds before the deadline at which a call gives up, so that its error arrives in time."""
 
 
 class PoolLock:
@@ -106,7 +106,7 @@ class PoolLock:
             raise PluginError(f"cannot make the folder {self._folder} for addresses: {error.strerror}") from error
 
     def _open_to_read(self) -> int | None:
-        """Open the lock on a read-only disk, where nobody reserves and a DEL must still succeed."""
+        """Open the lock read-only: on a read-only disk nothing can be reserved, but DEL has to succeed."""
         try:
             return os.open(self._folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

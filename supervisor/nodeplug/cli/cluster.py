@@ -1,11 +1,11 @@
-"""`nodeplug cluster`: what a node says in the cluster's objects, and which of them it refuses.
+"""`nodeplug cluster`: publishes a node's state to the cluster, and lists networks that the node refuses.
 
 Owns: their options and output.
 Refuses: to publish, which the daemon does.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,11 +15,13 @@ from nodeplug.commands import DEFAULT, Config, Json, Root, print_json
 from nodeplug.contract.errors import InUse, NotReady
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Sequence
 
     from nodeplug.config import Configuration
-    from nodeplug.networks.refused import Refused
+    from nodeplug.kubeapi.client import Client
+    from nodeplug.networks.refused import RefusedNetwork
 
+_T = TypeVar("_T")
 app = typer.Typer(cls=Subcommands, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 Namespace = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Of the pods that run the daemon.")]
 
@@ -115,23 +117,29 @@ def check_networks(
         raise typer.Exit(1)
 
 
-def refused_networks(kubeconfig: Path | None, paths: "Collection[str]") -> "Sequence[Refused]":
+def refused_networks(kubeconfig: Path | None, paths: "Collection[str]") -> "Sequence[RefusedNetwork]":
     """Return the networks of the cluster that name another path.
 
     Raises:
         PluginError: the API server refused, or cannot be asked.
     """
+    from nodeplug.networks.refused import refused
+
+    return _asked(kubeconfig, lambda client: refused(client, paths))
+
+
+def _asked(kubeconfig: Path | None, ask: "Callable[[Client], Coroutine[Any, Any, _T]]") -> "_T":
+    """Ask the API server, and return its answer."""
     import asyncio
 
     from nodeplug.kubeapi.client import Client
     from nodeplug.kubeapi.credentials import Credentials, find
-    from nodeplug.networks.refused import refused
 
-    async def ask() -> "Sequence[Refused]":
+    async def asking() -> "_T":
         async with Client(Credentials(find(kubeconfig))) as client:
-            return await refused(client, paths)
+            return await ask(client)
 
-    return asyncio.run(ask())
+    return asyncio.run(asking())
 
 
 def refuse_while_published(config: Path, root: Path | None) -> None:
@@ -154,17 +162,8 @@ def removed_of(configuration: "Configuration", node: str, kubeconfig: Path | Non
     Raises:
         PluginError: the API server refused, or cannot be asked.
     """
-    import asyncio
-
     from nodeplug.cluster.withdrawal import withdraw as withdraw_from
-    from nodeplug.kubeapi.client import Client
-    from nodeplug.kubeapi.credentials import Credentials, find
 
     section = configuration.cluster
     named = kubeconfig or (section.kubeconfig if section is not None else None) or configuration.kubeconfig
-
-    async def ask() -> list[str]:
-        async with Client(Credentials(find(named))) as client:
-            return await withdraw_from(client, node)
-
-    return asyncio.run(ask())
+    return _asked(named, lambda client: withdraw_from(client, node))

@@ -16,7 +16,7 @@ _CHUNK: Final = 64 << 10
 
 
 class WroteTooMuch(Exception):
-    """The child wrote more than it may, and was killed."""
+    """The child exceeded its limit of output and was killed."""
 
 
 def communicate(
@@ -36,7 +36,7 @@ def communicate(
 
     Raises:
         subprocess.TimeoutExpired: it did not end in time, and was killed with its process group.
-        WroteTooMuch: the same, for another reason.
+        WroteTooMuch: it exceeded a limit, and was killed with its process group.
     """
     deadline, left = time.monotonic() + timeout, memoryview(stdin)
     heard = _Heard(child, most_output, most_errors)
@@ -109,7 +109,7 @@ def _fed(feed: IO[bytes], left: memoryview) -> memoryview:
 
 
 class _ended:  # noqa: N801 - a block, as contextlib has them
-    """Kills the process group of a child that has not ended when the block is left by an error."""
+    """Kills the process group of a child if the block raises."""
 
     def __init__(self, child: "subprocess.Popen[bytes]") -> None:
         self._child = child

@@ -38,7 +38,7 @@ from nodeplug.contract.values import (
 from nodeplug.hosting.call import CURRENT
 from nodeplug.hosting.hook_call import time_left, working_on
 from nodeplug.hosting.in_flight import InFlight
-from nodeplug.hosting.overdue import Subject
+from nodeplug.hosting.overdue import CallSubject
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import invoke
 from nodeplug.hosting.slot import Route
@@ -91,7 +91,7 @@ class Delegation:
         if not plugin_type or "/" in plugin_type:
             raise InvalidRequest(f"invalid plugin name: {plugin_type!r}; it must be the name of a file on CNI_PATH")
         # Host-side work belongs in the caller's namespace, even if the plugin has switched its thread to another.
-        subject = Subject(f"network {request.network}", config)
+        subject = CallSubject(f"network {request.network}", config)
         with request.host_netns.entered(), working_on(subject):
             if any(route.claim.name == plugin_type for route in self.registry.routes("cni")):
                 with self.visiting(self.registry.route("cni", plugin_type)) as route:

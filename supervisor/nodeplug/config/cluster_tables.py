@@ -23,7 +23,7 @@ NODE_PATHS: Final = (
     "/run/cni",
     "/var/run/cni",
 )
-"""What networks of the cluster may name by default: the host's resolv.conf, and where IPAM plugins keep their state."""
+"""Default of `paths`: the host's resolv.conf files and the state folders of IPAM plugins."""
 _KUBECONFIG: Final = (
     "How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's ServiceAccount."
 )

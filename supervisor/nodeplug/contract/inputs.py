@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 __all__ = ["Input"]
 
 DEPTH: Final = 1000
-"""Levels of JSON that Python's parser goes down, less those of its caller (`sys.getrecursionlimit`)."""
+"""Python's parser refuses deeper JSON: its recursion limit (`sys.getrecursionlimit`), less the caller's own depth."""
 _DENSE: Final = 16
 """Bytes that a value has at least, on average, in a long document that its sender means: a node has 20 to 40."""
 
@@ -45,12 +45,11 @@ class Input:
         Raises:
             ValueError: it is too long, has too many values, is nested too deeply, or is no JSON.
         """
-        if len(data) > self.size:
-            raise ValueError(f"it has {len(data)} bytes, and {self.size} at most are read")
+        self._check_size(data)
         return self.parse(data)
 
     def parse(self, data: bytes | str) -> Any:
-        """Parse JSON whose bytes somebody else has counted; raise ValueError as `loads` does."""
+        """Parse JSON whose size the caller has checked; raise ValueError as `loads` does."""
         self.check_values(data)
         try:
             return json.loads(data, parse_constant=_refuse)
@@ -59,14 +58,17 @@ class Input:
 
     def check(self, data: bytes | str) -> None:
         """Raise ValueError for bytes that are too many, or have too many values."""
-        if len(data) > self.size:
-            raise ValueError(f"it has {len(data)} bytes, and {self.size} at most are read")
+        self._check_size(data)
         self.check_values(data)
 
+    def _check_size(self, data: bytes | str) -> None:
+        if len(data) > self.size:
+            raise ValueError(f"it has {len(data)} bytes, and the limit is {self.size}")
+
     def check_values(self, data: bytes | str) -> None:
-        """Raise ValueError for bytes that have too many values, where somebody else has counted the bytes."""
+        """Raise ValueError for too many values; for a caller that has checked the size."""
         if self.values and (found := values_in(data)) > (most := self.most_values(len(data))):
-            raise ValueError(f"it has about {found} values, and {most} at most are read")
+            raise ValueError(f"it has about {found} values, and the limit is {most}")
 
     def most_values(self, size: int) -> int:
         """Return how many values a document of a size may have."""
@@ -150,4 +152,4 @@ INPUTS: Final = (
     VOLUME_OPTIONS,
     NODE_FILE,
 )
-"""Those of the daemon; plugins have their own."""
+"""The inputs of the daemon. Plugins define their own."""

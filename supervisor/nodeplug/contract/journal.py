@@ -226,8 +226,8 @@ class Journal:
         except OSError as error:
             if error.errno not in _NO_RECORD:
                 raise PluginError(f"cannot read {path}: {error.strerror}") from error
-            LOG.warning("%s is set aside, it is not a record: %s", path, error.strerror)
-            text = b""
+            self._set_aside(path, error.strerror or "")
+            return None
         try:
             NODE_FILE.check(text)
             document = json.loads(text)
@@ -244,7 +244,10 @@ class Journal:
                 raise ValueError(entry.key)
             return entry
         except (ValueError, KeyError, TypeError, RecursionError):
-            LOG.warning("%s is set aside: it is not a record", path)
-            with suppress(OSError):  # on a read-only disk it stays, and counts as none
-                path.rename(path.with_suffix(".damaged"))
+            self._set_aside(path, "its name or its JSON is not that of one")
             return None
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        LOG.warning("%s is set aside as *.damaged: it is not a record: %s", path, why)
+        with suppress(OSError):  # on a read-only disk it stays, and counts as none
+            path.rename(path.with_suffix(".damaged"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeplug.contract.errors import PluginError, TryAgain, bounded
 from nodeplug.hosting.call import CURRENT, Call
-from nodeplug.hosting.overdue import Subject
+from nodeplug.hosting.overdue import CallSubject
 from nodeplug.hosting.strays import Strays
 from nodeplug.process.turns import ThreadTask, loop_of_caller
 
@@ -59,7 +59,7 @@ class HookCall:
         work: Callable[[], Any],
         done: Callable[[], None],
         strays: Strays,
-        subject: Subject = Subject(),  # noqa: B008 - frozen
+        subject: CallSubject = CallSubject(),  # noqa: B008 - frozen
     ) -> None:
         self.name = f"{plugin}:{hook}:{call.key}"[:120]
         self.plugin = plugin
@@ -68,7 +68,7 @@ class HookCall:
         self.key = call.key
         self.seconds = seconds
         self.subject = subject
-        self.admit: Callable[[Subject], None] = lambda _: None
+        self.admit: Callable[[CallSubject], None] = lambda _: None
         self.inside: dict[str, Entered] = {}
         self.loop = loop_of_caller()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
@@ -160,8 +160,8 @@ INSIDE: Final[ContextVar[HookCall | None]] = ContextVar("nodeplug_inside", defau
 
 
 @contextmanager
-def working_on(subject: Subject) -> Iterator[None]:
-    """Let the call of this thread work on something else for a `with` block, as one that calls a delegate does.
+def working_on(subject: CallSubject) -> Iterator[None]:
+    """Change the subject of this thread's call for a `with` block, such as to the network of a delegate.
 
     Raises:
         TryAgain: too many calls for that hang.

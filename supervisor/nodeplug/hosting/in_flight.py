@@ -23,7 +23,7 @@ class InFlight:
             self._requests[section, request_id, id(request)] = request
 
     def leave(self, section: str, request_id: str, request: Any) -> None:
-        """Remove a request that `enter` has added; succeed when there is none."""
+        """Remove a request; succeed if it is not there."""
         self._requests.pop((section, request_id, id(request)), None)
 
     @contextmanager

@@ -17,9 +17,9 @@ from nodeplug.contract.values import (
 )
 
 LIMIT: Final = 4
-"""How many overdue calls for one subject have new ones refused; the first that returns lets them in again."""
+"""Overdue calls for one subject at which new ones are refused, until one of them returns."""
 TOTAL: Final = 64
-"""The same for a plugin, whatever its calls work on: each has a thread."""
+"""Overdue calls of a plugin, for all subjects, at which every new one is refused: each holds a thread."""
 ASIDES: Final = frozenset({"inspect", "metrics", "cluster_report", "volume_stats"})
 """Hooks whose overdue calls do not count: each has one key, and no caller of a plugin needs them."""
 RELEASES: Final = frozenset(
@@ -34,7 +34,7 @@ _OF_ONE_CALL: Final = frozenset({"args", "prevresult", "runtimeconfig"})
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CallSubject:
     """What a call works on.
 
     Attributes:
@@ -45,7 +45,7 @@ class Subject:
     name: str = ""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    def is_same(self, other: "Subject") -> bool:
+    def is_same(self, other: "CallSubject") -> bool:
         """Return whether two calls work on the same."""
         return self.name == other.name and _lasting(self.config) == _lasting(other.config)
 
@@ -54,20 +54,20 @@ def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if str(key).lower() not in _OF_ONE_CALL}
 
 
-def subject_of(request: object) -> Subject:
-    """Return what a request works on."""
+def subject_of(request: object) -> CallSubject:
+    """Return the subject of a request: its network, volume, resource or extender."""
     match request:
         case CniRequest():
-            return Subject(f"network {request.network}", request.config)
+            return CallSubject(f"network {request.network}", request.config)
         case DeviceRequest():
-            return Subject(f"resource {request.resource}")
+            return CallSubject(f"resource {request.resource}")
         case ExtenderRequest():
-            return Subject(f"extender {request.claim}")
+            return CallSubject(f"extender {request.claim}")
         case DriverRequest():
             names = (getattr(request, key, "") for key in ("volume_id", "volume_name", "snapshot_id", "name"))
             which = next(filter(None, names), "")
-            return Subject(f"volume {which} of {request.driver}" if which else f"driver {request.driver}")
-    return Subject()
+            return CallSubject(f"volume {which} of {request.driver}" if which else f"driver {request.driver}")
+    return CallSubject()
 
 
 class Overdue(Protocol):
@@ -78,11 +78,11 @@ class Overdue(Protocol):
         """What it calls."""
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> CallSubject:
         """What it works on at present."""
 
 
-def obstacle(overdue: Iterable[Overdue], hook: str, subject: Subject) -> str:
+def obstacle(overdue: Iterable[Overdue], hook: str, subject: CallSubject) -> str:
     """Return why a new call is refused, to follow the plugin's name; empty if it is not."""
     hanging = [one for one in overdue if one.hook not in ASIDES and (one.hook in RELEASES) == (hook in RELEASES)]
     if len(hanging) >= TOTAL:

@@ -1,4 +1,4 @@
-"""What a plugin may ask of the daemon: one right for each operation of its `Host`.
+"""Authorizes the operations that plugins ask of the daemon: one right for each operation of `Host`.
 
 The rights hold for a plugin in a process and in a thread. They are what protects the node from a plugin in a process;
 one in a thread of the daemon could do without its `Host`.
@@ -92,7 +92,7 @@ class Permits:
         return frozenset([claim.name for claim in instance.claims if claim.kind == kind])
 
     def checked(self, operation: str, function: Callable[_P, _T]) -> Callable[_P, _T]:
-        """Return an operation that raises what its right raises for this section."""
+        """Wrap an operation so that it checks the right of this section first."""
         check = RIGHTS[operation].check
         if check is None:
             return function
@@ -192,7 +192,7 @@ def _difference(served: CniRequest, asked: CniRequest) -> str:
 
 
 def _ended(served: CniGc, asked: CniDel) -> str:
-    """Compare a DEL that a GC causes: of an attachment that has ended."""
+    """Check a DEL that a plugin sends during GC: only an attachment that is not valid any more may be deleted."""
     if asked.netns is not None:
         return "a DEL that GC causes has no namespace"
     if served.valid is None:

@@ -24,7 +24,7 @@ from nodeplug.contract.errors import Ending, TryAgain
 from nodeplug.contract.values import Claim
 from nodeplug.hosting import overdue
 from nodeplug.hosting.hook_call import HookCall
-from nodeplug.hosting.overdue import Subject
+from nodeplug.hosting.overdue import CallSubject
 from nodeplug.loading.dispatch import callers
 from nodeplug.loading.examination import Examined
 from nodeplug.worker.process import Worker
@@ -310,7 +310,7 @@ class Slot:
         """How many calls are overdue; each counts once more whenever it has taken another deadline."""
         return sum(max(1, int(call.age // call.seconds)) for call in self.overdue if call.hook not in overdue.ASIDES)
 
-    def check_quarantine(self, hook: str, subject: Subject) -> None:
+    def check_quarantine(self, hook: str, subject: CallSubject) -> None:
         """Raise TryAgain when too many calls of this kind hang. Any thread may ask."""
         if why := overdue.obstacle(tuple(self.overdue), hook, subject):
             alone = self.instance.worker is not None

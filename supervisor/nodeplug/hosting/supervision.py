@@ -26,7 +26,7 @@ from nodeplug.worker.memory import Memory
 LOG: Final = logging.getLogger(__name__)
 MEMORY_INTERVAL: Final = 0.1
 _AT_ONCE: Final = 1.5
-"""Times its memory at which the daemon does not even end in order."""
+"""Multiple of `memory` at which the daemon kills itself instead of stopping in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _INNER: Final = "ipam"
 
 
 def refusal(conflist: Any, allowed: Collection[str]) -> str:
-    """Return why a network may not be attached: the first path that is not allowed; empty if there is none.
+    """Return why a network is refused, with the first path that is not allowed; empty if all are allowed.
 
     Args:
         conflist: a network configuration, or a list of plugins, as JSON has it; may be anything.

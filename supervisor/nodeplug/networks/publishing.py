@@ -129,8 +129,8 @@ class Publishing:
                 except PluginError as error:
                     verdict = Verdict("DiskFailure", error.message)
             verdicts[name] = verdict
-        # What a mistake has made unreadable keeps its last good configuration; a name that is taken or a path that
-        # is not allowed does not.
+        # An invalid object keeps its last good configuration. One with a name that is taken, or a path that is not
+        # allowed, does not.
         stay = {name for name, one in verdicts.items() if one.reason not in {"NameTaken", "PathNotAllowed"}}
         left = self.conflists.keep(stay, used)
         in_use = "attachments on this node still use it; no new ones are made, and it goes with the last of them"

@@ -10,7 +10,7 @@ from nodeplug.networks import node_paths, objects
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedNetwork:
     """One object.
 
     Attributes:
@@ -24,24 +24,24 @@ class Refused:
     reason: str
 
 
-async def refused(client: Client, paths: Collection[str]) -> Sequence[Refused]:
+async def refused(client: Client, paths: Collection[str]) -> Sequence[RefusedNetwork]:
     """Return the objects that a node with these `paths` refuses, in the order of their names.
 
     Raises:
         PluginError: the API server refused, or cannot be asked.
     """
-    found: list[Refused] = []
+    found: list[RefusedNetwork] = []
 
     def judge_definition(one: Object) -> None:
         definition = objects.definition_of(objects.slim_definition(one))
         if reason := node_paths.refusal_of_text(definition.config, paths):
             name = f"{definition.namespace}/{definition.name}"
-            found.append(Refused("NetworkAttachmentDefinition", name, reason))
+            found.append(RefusedNetwork("NetworkAttachmentDefinition", name, reason))
 
     def judge_network(one: Object) -> None:
         conflist = objects.conflist_of(one)
         if not isinstance(conflist, str) and (reason := node_paths.refusal(conflist, paths)):
-            found.append(Refused("Network", str(one["metadata"]["name"]), reason))
+            found.append(RefusedNetwork("Network", str(one["metadata"]["name"]), reason))
 
     for resource, judge in ((NETWORK_ATTACHMENT_DEFINITIONS, judge_definition), (NETWORKS, judge_network)):
         try:

@@ -84,7 +84,9 @@ class Known:
 
     _secrets: dict[str, dict[str, Secrets]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
-    _hidden: tuple[str, ...] | None = ()
+    _changes: int = 0
+    _hidden: tuple[int, tuple[str, ...]] = (0, ())
+    """The forms that `hide` looks for, and after how many changes they were made."""
 
     def remember(self, driver: str, target: str, secrets: Secrets) -> None:
         """Keep the secrets of one mount as long as errors may mention them."""
@@ -92,7 +94,8 @@ class Known:
             return
         self.forget(driver, target)
         kept = self._secrets.setdefault(driver, {})
-        kept[target], self._hidden = secrets, None
+        kept[target] = secrets
+        self._changes += 1
         self._sizes[driver] = self._sizes.get(driver, 0) + _size(secrets)
         while len(kept) > 1 and (len(kept) > _KEPT or self._sizes[driver] - _size(secrets) > _BYTES):
             self.forget(driver, next(iter(kept)))
@@ -102,18 +105,19 @@ class Known:
         gone = self._secrets.get(driver, {}).pop(target, None)
         if gone is not None:
             self._sizes[driver] -= _size(gone)
-            self._hidden = None if any(self._secrets.values()) else ()
+            self._changes += 1
 
     def hide(self, text: str) -> str:
-        """Mask the secrets of every driver in a text that a plugin logs: the newest, and none that is very large.
+        """Mask secrets in a text that a plugin logs: the 512 newest of all drivers, of up to 4 KiB each.
 
-        Any thread but that of the event loop: after a mount, all forms are made anew.
+        Any thread may call it, but not the event loop: the first call after a mount encodes all of these secrets.
         """
-        forms = self._hidden
-        if forms is None:
+        made, forms = self._hidden
+        if made != (changes := self._changes):
             kept = [secrets for each in tuple(self._secrets.values()) for secrets in tuple(each.values())[-_LOGGED:]]
             values = [value for secrets in kept for value in secrets.values() if len(value) <= _LOGGED_BYTES]
-            forms = self._hidden = _forms_of(values[-_LOGGED:])
+            forms = _forms_of(values[-_LOGGED:])
+            self._hidden = changes, forms
         return _without(text, forms)
 
     def of(self, driver: str) -> Secrets:

@@ -63,7 +63,7 @@ def _found(**found: Any) -> Message:
 
 
 def _journal(host: Host, message: Message) -> Journal:
-    """Return the journal that is meant: the plugin's own, or one of a section without a plugin."""
+    """Return the journal that the message names: the plugin's own, or that of a former section."""
     name = message.text("of")
     if not name:
         return host.journal
@@ -180,7 +180,7 @@ def _former_sections(host: Host, _: Message) -> Message:
 def _delegate(host: Host, message: Message) -> Message:
     request, config = read_delegated(message.text("class"), message), message.head.get("config")
     if not isinstance(config, dict):
-        raise Broken("it delegates without a configuration")
+        raise Broken("its delegate has no configuration")
     result = host.delegate(cast("CniAdd", request), message.text("type"), config)  # or another verb, for None
     return Message({"op": "answer"}, write_result(result))
 

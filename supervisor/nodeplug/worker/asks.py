@@ -64,15 +64,19 @@ class Asks:
     def _begin(self, channel: Channel) -> None:
         """Start a thread for a request. Needs the lock."""
         thread = threading.Thread(target=self._run, args=(channel,), name=f"asked by {self._name}", daemon=True)
+        thread.start()  # it needs the lock before it ends
         self._places -= 1
         self._answering.add(channel)
-        thread.start()
 
     def _free(self) -> None:
         """Free a place for the next request. Needs the lock."""
         self._places += 1
         if self._waiting and self._places > 0:
-            self._begin(self._waiting.popleft())
+            channel = self._waiting.popleft()
+            try:
+                self._begin(channel)
+            except RuntimeError:  # no thread can be started: the plugin is told to ask again
+                channel.close()
 
     def _run(self, channel: Channel) -> None:
         try:

@@ -29,8 +29,6 @@ from nodeplug.descriptors import receive
 
 VERSION: Final = 2
 """Of the messages; both ends refuse another one."""
-LIMIT: Final = WORKER_MESSAGE.size
-"""Bytes of a message: kubelet takes lists of 4 MiB, in which a device has about a tenth of what crosses here."""
 DATAGRAM: Final = 64 << 10
 """Bytes of a message on a control socket."""
 _SIZES: Final = struct.Struct("<III")
@@ -377,10 +375,7 @@ def _shut(end: socket.socket) -> None:
         return
 
 
-# The JSON of pydantic is in the processor's caches when the body is written and read, that of the standard library is
-# not: four times 30 µs of a call after a pause. It knows no lone surrogates.
-
-
+# pydantic's JSON is in the processor's caches when a body is written or read: 120 µs less for a call after a pause.
 def _written(head: Mapping[str, Any]) -> bytes:
     try:
         return to_json(head)
@@ -392,16 +387,12 @@ def _written(head: Mapping[str, Any]) -> bytes:
 def _read(data: bytes, limits: Input = WORKER_MESSAGE) -> Mapping[str, Any]:
     try:
         limits.check(data)
-        head = _parsed(data)
+        try:
+            head = from_json(data)
+        except ValueError:
+            head = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Broken(f"its message is no JSON: {error}") from None
     if not isinstance(head, dict) or not isinstance(head.get("op"), str):
         raise Broken("its message does not say what it is")
     return head
-
-
-def _parsed(data: bytes) -> object:
-    try:
-        return from_json(data)
-    except ValueError:
-        return json.loads(data)

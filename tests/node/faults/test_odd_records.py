@@ -48,7 +48,7 @@ def test_a_record_with_an_odd_key_is_set_aside_and_the_daemon_starts(node: Scrat
     until_all_run(node)
     for name in ("flexvolume", "bridge", "networks"):
         assert [path.name for path in (node.paths.journal / name).glob("odd.*")] == ["odd.damaged"]
-    assert "odd.json is set aside: it is not a record" in node.log
+    assert "odd.json is set aside as *.damaged: it is not a record" in node.log
     assert "Traceback" not in node.log
 
 

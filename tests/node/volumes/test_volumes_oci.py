@@ -364,7 +364,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: layer(("d/" * 60_000 + "f", b"x")),
         "with a path of 120001 characters",
     ),
-    "a header of half a gigabyte": (lambda: with_header(512 * MIB), "takes more than 128Mi of memory to be read"),
+    "a header of half a gigabyte": (lambda: with_header(512 * MIB), "needs more than 128Mi of memory to be read"),
     "a file of one megabyte with a thousand hard links": (
         lambda: layer(("f", b"x" * MIB), *((f"l{number}", "=> f") for number in range(1000))),
         "unpacks to",
@@ -393,4 +393,4 @@ def test_a_layer_that_takes_too_long_is_refused(node: Any, layout: Layout, monke
     monkeypatch.setattr(merging, "SECONDS", 0)
     layout.index(layout.manifest(layer(("f", b"x"))))
     answer = node.mount(DRIVER, node.target("a"), {"path": "model"})
-    assert "takes more than 0 s of processor time to be read" in answer["message"]
+    assert "needs more than 0 s of CPU time to be read" in answer["message"]
