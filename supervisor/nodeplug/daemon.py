@@ -29,7 +29,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
-from nodeplug.observe import logs
+from nodeplug.observe import logs, own_calls
 from nodeplug.observe.endpoints import Endpoints
 from nodeplug.parts import Parts
 from nodeplug.process import notify, tuning
@@ -228,7 +228,8 @@ class Daemon:
             "extender": parts.extender.run(),
             "networks": parts.networks.run(),
             "cluster": parts.publishing.run(),
-            "watchdog": notify.keep_alive(),
+            "watchdog": notify.keep_alive(parts.overview.calls.trouble),
+            "call itself": every(own_calls.INTERVAL, parts.overview.calls.ask),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),
             "keep what plugins have": every(SAMPLE_INTERVAL, parts.hosts.keep),

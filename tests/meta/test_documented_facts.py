@@ -24,7 +24,7 @@ from nodeplug.hosting.overdue import LIMIT as OVERDUE_LIMIT
 from nodeplug.hosting.overdue import TOTAL
 from nodeplug.hosting.slot import DEFAULT_DEADLINES, FIRST_RETRY, LAST_RETRY
 from nodeplug.loading.discovery import find, installed
-from nodeplug.observe import overview
+from nodeplug.observe import overview, own_calls
 from nodeplug.observe.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -174,6 +174,8 @@ NUMBERS = [
     ("hooks.md", f"at most {ID_LIMIT} characters"),
     ("hooks.md", f"more than {LIST_LIMIT >> 20} MiB"),
     ("operating.md", f"own state for {overview.LIVELINESS:g} s"),
+    ("operating.md", f"own calls for {own_calls.SILENCE:g} s"),
+    ("plugin-processes.md", f"`/healthz` says so after {own_calls.SILENCE:g} s"),
     ("operating.md", f"after {FIRST_RETRY:g} s to {LAST_RETRY:g} s"),
     ("operating.md", f"waits up to {script_constant('nodeplug-cni', 'PATIENCE')} s"),
     ("plugins/bridge.md", f"{Supervisor().cni_concurrency} calls run at once"),

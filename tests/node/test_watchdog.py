@@ -5,18 +5,23 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from nodeplug import handover
 from nodeplug.testing import ScratchNode
+from nodeplug.testing.waiting import until
 from nodeplug.worker.cgroups import LEAF
 
 SIGN = b"WATCHDOG=1"
 UNIT = Path(__file__).parents[2] / "deploy" / "nodeplug.service"
 PLUGIN = """
+import json
 import threading
+import time
 from nodeplug import CniClaim, hookimpl
 
 class Hung:
@@ -38,6 +43,19 @@ class Hung:
     @hookimpl
     def cni_del(self, request):
         raise NotImplementedError
+
+class Replacing(Hung):
+    def __init__(self, config, host):
+        self.host = host
+
+    @hookimpl
+    def start(self):
+        threading.Thread(target=self.replace, daemon=True).start()
+
+    def replace(self):
+        while not (self.host.run_dir / "now").exists():
+            time.sleep(0.01)
+        json.dumps = None
 """
 
 
@@ -50,9 +68,13 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def node(short_path: Path, tmp_path: Path, systemd: socket.socket) -> Iterator[ScratchNode]:
+def env(tmp_path: Path, systemd: socket.socket) -> dict[str, str]:
     (tmp_path / "hung.py").write_text(PLUGIN)
-    env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000", "PYTHONPATH": str(tmp_path)}
+    return {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000", "PYTHONPATH": str(tmp_path)}
+
+
+@pytest.fixture
+def node(short_path: Path, env: dict[str, str]) -> Iterator[ScratchNode]:
     made = ScratchNode(short_path, '[plugins.hung]\nuses = "hung:Hung"\n', env=env)
     made.start()
     yield made
@@ -71,6 +93,15 @@ def drain(systemd: socket.socket) -> None:
             systemd.recv(4096)
     except BlockingIOError:
         systemd.settimeout(30)
+
+
+def health(port: int) -> tuple[int, str]:
+    """Return the status and the text of the daemon's answer."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    with closing(connection):
+        connection.request("GET", "/healthz")
+        response = connection.getresponse()
+        return response.status, response.read().decode()
 
 
 @pytest.mark.whole
@@ -92,6 +123,26 @@ def test_a_frozen_daemon_gives_no_sign_of_life_until_it_goes_on(node: ScratchNod
     os.kill(node.pid, signal.SIGCONT)
     systemd.settimeout(30)
     until_sign(systemd)
+
+
+@pytest.mark.whole
+def test_a_daemon_that_answers_no_caller_says_so_and_gives_no_sign_of_life(
+    short_path: Path, env: dict[str, str], systemd: socket.socket, free_port: int
+) -> None:
+    plugins = '[plugins.hung]\nuses = "hung:Replacing"\nisolation = "thread"\n'
+    node = ScratchNode(short_path, plugins, supervisor=f'listen = "127.0.0.1:{free_port}"', env=env)
+    node.start()
+    try:
+        assert health(free_port) == (200, "ok\n")
+        (node.paths.run / "plugins" / "hung" / "now").touch()
+        until(lambda: health(free_port)[0] == 503)  # ten seconds without an answer
+        assert "was answered" in health(free_port)[1]
+        drain(systemd)
+        systemd.settimeout(1.5)
+        with pytest.raises(TimeoutError):
+            systemd.recv(4096)
+    finally:
+        node.kill()
 
 
 def test_the_unit_replaces_a_frozen_daemon_and_never_gives_up() -> None:

@@ -68,6 +68,9 @@ class CniService:
                 sandbox; without an answer, the entrypoint spools the DEL for the next daemon.
         """
         call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}")
+        if call.verb == "VERSION":  # from the daemon itself, each second: entrypoints answer it without the daemon
+            close_all(namespaces)
+            return Reply(0, codec.encode_versions())
         owned = list(namespaces)  # closed here, until the runner takes them over
         try:
             stdout = await self._front.serve(call, self._answer(frame, owned, call))
@@ -95,8 +98,6 @@ class CniService:
         await self.spool.run(self.replay)
 
     async def _answer(self, frame: Frame, owned: list[Netns], call: Call) -> bytes:
-        if call.verb == "VERSION":
-            return codec.encode_versions()
         if codec.is_void(frame):
             return b""
         if not owned:

@@ -38,11 +38,9 @@ def ask(path: Path, *argv: str, timeout: float = TIMEOUT) -> dict[str, Any]:
                 f"the daemon does not listen at {path}: {error.strerror}; is `nodeplug serve` running?"
             ) from error
         try:
-            peer.sendall(Frame("control", "nodeplug", argv).encode())
-            data = b"".join(iter(lambda: peer.recv(1 << 20), b""))
+            reply = exchange(peer, Frame("control", "nodeplug", argv))
         except OSError as error:
             raise PluginError(f"the daemon at {path} did not answer: {error}") from error
-    reply = Reply.decode(data)
     if reply.exit and not reply.stdout:
         raise PluginError(f"the daemon at {path} refused: {reply.stderr.decode(errors='replace').strip()}")
     try:
@@ -54,6 +52,17 @@ def ask(path: Path, *argv: str, timeout: float = TIMEOUT) -> dict[str, Any]:
     if reply.exit or not isinstance(answer, dict):
         raise PluginError(f"the daemon at {path} refused {' '.join(argv)!r}: {answer}")
     return answer
+
+
+def exchange(peer: socket.socket, frame: Frame) -> Reply:
+    """Send a frame through a connection, and read the reply. Blocks, each step for the timeout of the connection.
+
+    Raises:
+        OSError: of the connection.
+        Undecodable: the daemon closed it before there was a whole reply.
+    """
+    peer.sendall(frame.encode())
+    return Reply.decode(b"".join(iter(lambda: peer.recv(1 << 20), b"")))
 
 
 def ask_for_place(path: Path, patience: float = _PATIENCE) -> int | None:

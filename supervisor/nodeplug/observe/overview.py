@@ -27,6 +27,7 @@ from nodeplug.install.keeper import Keeper
 from nodeplug.networks.section import NetworksOfCluster
 from nodeplug.node_labels import NodeLabels
 from nodeplug.observe import status
+from nodeplug.observe.own_calls import OwnCalls
 from nodeplug.observe.processes import Usage, usage
 from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.state_disk import StateDisk
@@ -44,6 +45,7 @@ class Overview:
     """The present state of one daemon. Event loop only, except `readiness` and `liveness`.
 
     Attributes:
+        calls: those of the daemon to itself.
         readiness: whether every part serves, and why each other one does not; as of the last `sample`.
     """
 
@@ -72,6 +74,7 @@ class Overview:
 
     def __post_init__(self) -> None:
         self._beat = self._started
+        self.calls = OwnCalls(self.paths.exec_socket)
         self._measuring = Lane("the kernel, asked for the memory of processes,")
         self._lanes = {
             "attachments": Lane(f"the folder {self.paths.attachments}"),
@@ -152,6 +155,8 @@ class Overview:
         return vital
 
     def liveness(self) -> str:
-        """Return why the daemon seems to hang; empty if it does not."""
+        """Return why the daemon seems to hang or to answer nobody; empty if it does neither."""
         silent = time.monotonic() - self._beat
-        return f"the daemon has not looked at its own state for {silent:.0f} s" if silent > LIVELINESS else ""
+        if silent > LIVELINESS:
+            return f"the daemon has not looked at its own state for {silent:.0f} s"
+        return self.calls.trouble()

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Final
 
 LOG: Final = logging.getLogger(__name__)
@@ -75,12 +76,16 @@ def watchdog_interval() -> float:
     return int(microseconds) / 1e6 / _SIGNS
 
 
-async def keep_alive() -> None:
+async def keep_alive(trouble: Callable[[], str] = str) -> None:
     """Give signs of life for as long as the event loop turns: a task of the daemon, ended by cancelling it.
 
     Systemd replaces a daemon whose loop is frozen. That a plugin, a disk or the network hangs stops no sign.
+
+    Args:
+        trouble: returns why only a restart can mend the daemon, which then gives no sign; empty if nothing is wrong.
     """
     interval = watchdog_interval()
     while interval:
-        send("WATCHDOG=1")
+        if not trouble():
+            send("WATCHDOG=1")
         await asyncio.sleep(interval)
