@@ -85,9 +85,9 @@ async def run(
     log = logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
     if wrong:
         LOG.error("the configuration cannot be used, and the one that was in force last is: %s", wrong)
-    tuning.allow_descriptors()
     parts = Parts(config_path, root, reading, first, predecessor, wrong, take_over=take_over)
     log.mask = parts.volumes.known.hide
+    parts.runner.reserve.keep()
     return await Daemon(parts).run()
 
 

@@ -349,6 +349,7 @@ class Parts:
             labels=self.labels,
             paths=self.paths,
             registry=self.registry,
+            reserve=self.runner.reserve,
             resources=self.resources,
             podresources=self.podresources,
             csi=self.csi,

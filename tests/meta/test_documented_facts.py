@@ -26,6 +26,7 @@ from nodeplug.hosting.slot import DEFAULT_DEADLINES, FIRST_RETRY, LAST_RETRY
 from nodeplug.loading.discovery import find, installed
 from nodeplug.observe import overview, own_calls
 from nodeplug.observe.metrics import Metrics
+from nodeplug.process.descriptor_reserve import KEPT
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -174,6 +175,8 @@ NUMBERS = [
     ("hooks.md", f"at most {ID_LIMIT} characters"),
     ("hooks.md", f"more than {LIST_LIMIT >> 20} MiB"),
     ("operating.md", f"own state for {overview.LIVELINESS:g} s"),
+    ("operating.md", f"the last {KEPT} are for what ends something"),
+    ("plugin-processes.md", f"Its last {KEPT} are kept"),
     ("operating.md", f"own calls for {own_calls.SILENCE:g} s"),
     ("plugin-processes.md", f"`/healthz` says so after {own_calls.SILENCE:g} s"),
     ("operating.md", f"after {FIRST_RETRY:g} s to {LAST_RETRY:g} s"),

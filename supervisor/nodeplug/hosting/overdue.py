@@ -29,6 +29,8 @@ RELEASES: Final = frozenset(
     }
 )
 """Hooks that end something; a pod cannot end without them."""
+BEGINNINGS: Final = frozenset({"cni_add", "volume_attach", "volume_stage", "volume_publish", "volume_create"})
+"""Hooks that begin something, whose callers ask again; they are refused while the daemon lacks descriptors."""
 _OF_ONE_CALL: Final = frozenset({"args", "prevresult", "runtimeconfig"})
 """Keys of a network's configuration that differ from call to call."""
 

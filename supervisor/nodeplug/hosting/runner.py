@@ -24,10 +24,11 @@ from nodeplug.hosting import remote
 from nodeplug.hosting.call import Call, addressed
 from nodeplug.hosting.hook_call import INSIDE, HookCall
 from nodeplug.hosting.in_flight import InFlight
-from nodeplug.hosting.overdue import subject_of
+from nodeplug.hosting.overdue import BEGINNINGS, subject_of
 from nodeplug.hosting.slot import Instance, Route
 from nodeplug.hosting.strays import Strays
 from nodeplug.loading.answers import check_answer
+from nodeplug.process.descriptor_reserve import DescriptorReserve
 from nodeplug.process.turns import on_the_loop, stepping
 
 Hook = Callable[..., Any]
@@ -44,11 +45,13 @@ class Runner:
             protocols their front does it: one request may take several hooks, or none.
         strays: logs exceptions that are not a PluginError.
         in_flight: has the request of each hook that is called, until the hook has ended.
+        reserve: while it is used, what begins something is refused.
     """
 
     finished: Callable[[Call, PluginError | None], None] = lambda _call, _error: None
     strays: Strays = field(default_factory=Strays)
     in_flight: InFlight = field(default_factory=InFlight)
+    reserve: DescriptorReserve = field(default_factory=DescriptorReserve)
 
     @contextmanager
     def visiting(self, route: Route) -> Iterator[Route]:
@@ -172,6 +175,8 @@ class Runner:
         try:
             if (task := stepping()) is not None and task.used_up:
                 await on_the_loop()
+            if self.reserve.used and hook in BEGINNINGS:
+                raise TryAgain(f"the daemon has no descriptors for more: {self.reserve.used}")
             subject = subject_of(request)
             if route.slot.overdue:
                 route.slot.check_quarantine(hook, subject)

@@ -21,6 +21,7 @@ from nodeplug.hosting.call import Call
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.slot import Slot
 from nodeplug.process.aside import aside
+from nodeplug.process.descriptor_reserve import DescriptorReserve
 from nodeplug.worker.memory import Memory
 
 LOG: Final = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class Supervision:
     async def bound(self, memory: int, end: Callable[[], None]) -> None:
         """End the daemon when it has more resident than so many bytes: in order, and at once at half as much again.
 
+        It also lets the daemon use its last descriptors when the others are used up.
+
         A thread looks, since whatever takes the memory may keep the event loop. An end in order takes seconds, in
         which one that takes gigabytes would take all that the node has.
         """
@@ -58,7 +61,9 @@ class Supervision:
         def tell(excess: str) -> None:
             loop.call_soon_threadsafe(ends, excess)
 
-        looking = threading.Thread(target=_bound, args=(memory, tell, cancelled), name="memory", daemon=True)
+        looking = threading.Thread(
+            target=_bound, args=(memory, tell, cancelled, self.lifecycle.runner.reserve), name="memory", daemon=True
+        )
         looking.start()
         try:
             await loop.create_future()
@@ -134,10 +139,11 @@ class Supervision:
         return list(self.lifecycle.registry.slots.values())
 
 
-def _bound(memory: int, end: Callable[[str], object], cancelled: threading.Event) -> None:
-    """Look at the memory of this process, again and again."""
+def _bound(memory: int, end: Callable[[str], object], cancelled: threading.Event, reserve: DescriptorReserve) -> None:
+    """Look at the memory and the descriptors of this process, again and again."""
     own, told = os.getpid(), False
     while not cancelled.wait(MEMORY_INTERVAL):
+        reserve.look()
         if excess := Memory(int(_AT_ONCE * memory)).excess(own):
             os.set_blocking(2, False)  # nobody may read it any more
             with suppress(OSError):

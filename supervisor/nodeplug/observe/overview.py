@@ -31,6 +31,7 @@ from nodeplug.observe.own_calls import OwnCalls
 from nodeplug.observe.processes import Usage, usage
 from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.state_disk import StateDisk
+from nodeplug.process.descriptor_reserve import DescriptorReserve
 from nodeplug.process.lane import Lane
 from nodeplug.provisioner.section import Provisioning
 from nodeplug.release import own_version
@@ -52,6 +53,7 @@ class Overview:
     node: str
     paths: Paths
     registry: Registry
+    reserve: DescriptorReserve
     resources: Resources
     podresources: PodResources
     csi: CsiDrivers
@@ -120,6 +122,7 @@ class Overview:
             "labels of the node": self.labels.trouble,
             "entrypoints": self.keeper.problem,
             "state folder": self.disk.reason,
+            "descriptors": self.reserve.used,
             "deferred DELs": self.spool.trouble,
             "CSI": self.csi.trouble,
             "scheduler extenders": self.extender.trouble,

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel
@@ -157,6 +158,16 @@ class Plugin:
         """Wait until the test lets go."""
         (self.host.run_dir / f"held{key}").touch()
         self.wait_for(f"go{key}")
+
+    def do_open(self, key: str) -> None:
+        """Open descriptors until there are none left, and keep them until the test lets go."""
+        opened: list[int] = []
+        with suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+        self.wait_for(f"go{key}")
+        for descriptor in opened:
+            os.close(descriptor)
 
     def do_print(self, key: str) -> None:
         sys.stdout.write("to stdout\n")

@@ -113,3 +113,37 @@ def test_a_lack_of_descriptors_is_said_once_when_it_begins_and_once_when_it_has_
     node.until(lambda: "callers are accepted" in node.scratch.log)
     said = [line for line in node.scratch.log.splitlines() if "accept" in line]
     assert len(said) == 2, said
+
+
+@pytest.mark.programs("mount")
+def test_what_ends_something_is_done_while_a_plugin_has_opened_all_descriptors(make_node: Make) -> None:
+    node = make_node(faulty={}, drive={"kind": "volume"})
+    target = node.scratch.root / "target"
+    target.mkdir()
+    assert node.flex("mount", str(target), "{}").document["status"] == "Success"
+    assert node.cni("ADD", "c1").status == 0
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(node.cni, "ADD", "c2", do="open")
+        node.until(lambda: "are kept for what ends something" in node.scratch.log)
+        unmounted = node.flex("unmount", str(target)).document
+        deleted = node.cni("DEL", "c1")
+        refused = node.cni("ADD", "c3")
+        reasons = node.scratch.status()["reasons"]
+        (node.notes() / "go-c2").touch()
+        assert opening.result().status == 0
+    assert (unmounted["status"], deleted.status) == ("Success", 0)
+    assert refused.code == 11
+    assert "the daemon has no descriptors for more" in refused.text
+    assert "restart the daemon if that does not pass" in reasons["descriptors"]
+    node.until(lambda: "has descriptors again" in node.scratch.log)
+    assert node.cni("ADD", "c3").status == 0
+    assert "descriptors" not in node.scratch.status()["reasons"]
+
+
+def test_a_limit_that_somebody_else_has_set_stays(make_node: Make) -> None:
+    node = make_node()
+    limits = resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE)
+    low = (node.descriptors(), limits[1])
+    resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, low)
+    time.sleep(0.5)  # several looks
+    assert resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, limits) == low

@@ -208,6 +208,7 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "babbles": lambda _: _control().sendall(b"\x00" * 200),
     "attaches descriptors": _attach_descriptors,
     "hoards": _hoard,
+    "replaces json": lambda _: setattr(json, "dumps", None),
     "changes folder": lambda _: os.chdir("/proc"),
     "writes": _write,
     "logs": lambda host: host.log.warning("it is called"),

@@ -19,6 +19,7 @@ from tests.node.workers.hostile_node import NEIGHBOUR, Node, hostile
 from tests.own_descriptors import may_open_no_more
 
 from nodeplug.hosting.overdue import TOTAL
+from nodeplug.observe.own_calls import SILENCE
 from nodeplug.testing.waiting import until
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -91,6 +92,12 @@ def shuts_callers_out(node: Node) -> None:
     assert node.scratch.running
 
 
+def leaves_callers_unanswered(node: Node) -> None:
+    assert node.call() == "no answer"
+    assert node.call("other") == "no answer"
+    assert node.scratch.running
+
+
 def moves_the_daemon(node: Node) -> None:
     assert node.folder() == "/"
     assert node.call() == ""
@@ -154,6 +161,12 @@ def moves_itself(node: Node) -> None:
     assert node.folder() == "/"
 
 
+def harms_nobody(node: Node) -> None:
+    assert node.call() == ""
+    assert node.call() == ""
+    assert node.plugin()["restarts"] == 0
+
+
 @dataclass(frozen=True)
 class Row:
     """A hostile plugin.
@@ -176,6 +189,7 @@ class Row:
 OVERDUE = 'restart_after_overdue = 2\ndeadline = { volume_is_attached = "300ms" }\n'
 ENDS = "the daemon ends, systemd starts it again"
 AGAIN = "its calls fail with an error that asks for a retry; it is started again"
+NO_ANSWERS = f"`/healthz` says so after {SILENCE:g} s, and kubelet's probe or the watchdog of the unit ends the daemon"
 
 ROWS = [
     Row(
@@ -232,12 +246,18 @@ ROWS = [
     Row(
         "opens descriptors without end",
         "keeps descriptors",
-        ("no caller reaches the daemon any more", shuts_callers_out),
+        (f"no caller reaches the daemon any more; {NO_ANSWERS}", shuts_callers_out),
         (
             "it is ended and started again; the daemon has as many as before",
             OPENS,
         ),
         OVERDUE,
+    ),
+    Row(
+        "replaces what all of Python uses, such as `json.dumps`",
+        "replaces json",
+        (f"nobody is answered; {NO_ANSWERS}", leaves_callers_unanswered),
+        ("its own is another", harms_nobody),
     ),
     Row(
         "changes the working directory",
