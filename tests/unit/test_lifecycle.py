@@ -1,4 +1,6 @@
 import asyncio
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +13,7 @@ from nodeplug.config import PluginSection
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.lives import Tasks
 from nodeplug.hosting.registry import Registry
-from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.runner import AT_ONCE, Runner
 from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.supervision import Supervision
 from nodeplug.testing import host
@@ -239,3 +241,49 @@ def test_the_devices_of_a_plugin_are_gone_before_it_stops_also_at_the_end_of_the
         assert Recorded.life == ["no devices a", "stop a", "no devices b", "stop b"]
 
     run(scenario)
+
+
+class Crowded:
+    """Counts how many of its kind are constructed, or start, at a time."""
+
+    most: ClassVar[int] = 0
+    _now: ClassVar[int] = 0
+    _counting: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, config: object, host: Host) -> None:
+        self._name = host.plugin
+        self.count()
+
+    def count(self) -> None:
+        with self._counting:
+            Crowded._now += 1
+            Crowded.most = max(Crowded.most, Crowded._now)
+        time.sleep(0.001)  # a thread that starts meanwhile is counted
+        with self._counting:
+            Crowded._now -= 1
+
+    @hookimpl
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim(self._name)]
+
+    @hookimpl
+    def start(self) -> None:
+        self.count()
+
+    @hookimpl
+    def cni_add(self) -> CniResult:
+        return CniResult()
+
+    @hookimpl
+    def cni_del(self) -> None: ...
+
+
+def test_of_many_plugins_a_few_are_loaded_and_started_at_a_time(lifecycle: Lifecycle) -> None:
+    crowd = {f"p{number}": PluginSection(uses=f"{__name__}:Crowded", isolation="thread") for number in range(60)}
+
+    async def scenario() -> None:
+        await lifecycle.apply(crowd)
+        assert [slot.state for slot in lifecycle.registry.slots.values()] == ["running"] * 60
+
+    run(scenario)
+    assert 1 < Crowded.most <= AT_ONCE

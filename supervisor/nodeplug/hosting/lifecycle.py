@@ -27,12 +27,13 @@ from nodeplug.contract.host import Host
 from nodeplug.hosting.construction import Construction
 from nodeplug.hosting.lives import Lives, Tasks
 from nodeplug.hosting.registry import Difference, Registry
-from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.runner import AT_ONCE, Runner
 from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Slot
 from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.examination import Examined
 from nodeplug.process.aside import aside
+from nodeplug.process.few_at_once import FewAtOnce
 from nodeplug.worker.cgroups import Cgroups
 
 LOG: Final = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Lifecycle:
     cgroups: Cgroups | None = field(default_factory=Cgroups)
     _lives: Lives = field(init=False)
     _retries: Tasks = field(default_factory=Tasks)
+    _loads: FewAtOnce = field(default_factory=lambda: FewAtOnce(AT_ONCE, LOAD_PATIENCE))
 
     def __post_init__(self) -> None:
         self._lives = Lives(self.runner, self.devices, self.give)
@@ -76,15 +78,15 @@ class Lifecycle:
         instances = self._instances(sections)
         for instance in instances:
             self.registry.expect(instance)
-        loads = await asyncio.gather(*map(self._load, instances), return_exceptions=True)
-        for instance, error in zip(instances, loads, strict=True):
-            instance.end_process()
+        loads = await self._begun(instances, self._load)
+        for instance, load in loads.items():
             try:
-                if error is not None:
-                    raise error
+                await load
                 self.registry.adopt(instance)
             except PluginError as refusal:
                 self._refuse(instance, refusal)
+            finally:
+                instance.end_process()
 
     async def apply(
         self, sections: Mapping[str, PluginSection], tell: Callable[[Location, str], str] | None = None
@@ -178,13 +180,11 @@ class Lifecycle:
         Two plugins may claim one name: the first in the configuration serves, even if it loads last. The other is then
         refused while it runs, and plugins that were refused because of that other one are tried again.
         """
-        loads: dict[Instance, _Task] = {}
-        for one in instances:
+        entering = list(instances)
+        for one in entering:
             if one.slot.loaded is None:
                 self.registry.expect(one)
-            loads[one] = asyncio.create_task(self._load_beside(one), name=f"load {one.name}")
-        if loads:
-            await asyncio.wait(loads.values(), timeout=LOAD_PATIENCE)
+        loads = await self._begun(entering, self._load_beside)
         prompt = {one: load for one, load in loads.items() if load.done()}
         # Slow `prepare` hooks get their time, and the plugins whose claims they take over serve until then.
         late = {one: self._donors(one) & set(leaving) if one.begun else set() for one in loads if one not in prompt}
@@ -196,6 +196,13 @@ class Lifecycle:
         again = [slot for slot in self.registry.slots.values() if slot.outdone_by in gone]
         if again:
             await self.bring_up([Instance(slot, slot.instance.section) for slot in again])
+
+    async def _begun(
+        self, instances: Sequence[Instance], load: Callable[[Instance], Coroutine[Any, Any, None]]
+    ) -> dict[Instance, _Task]:
+        """Load instances, a few at a time; return the load of each once all are done or slow."""
+        tasks = await asyncio.gather(*(self._loads.begun(load(one), f"load {one.name}") for one in instances))
+        return dict(zip(instances, tasks, strict=True))
 
     async def _load(self, instance: Instance) -> None:
         construction = Construction(
@@ -210,8 +217,9 @@ class Lifecycle:
 
     def _donors(self, instance: Instance) -> set[str]:
         """Return the plugins that must stop before this one starts: its predecessor, and the owners of its claims."""
-        claims, known = set(instance.claims), self.registry.plugins.items()
-        return {name for name, other in known if name == instance.name or claims.intersection(other.claims)}
+        predecessor = self.registry.slots.get(instance.name)
+        own = {instance.name} if predecessor is not None and predecessor.loaded is not None else set()
+        return own | self.registry.owners(instance.claims)
 
     async def _exchange(self, loads: Mapping[Instance, _Task], leaving: Collection[str]) -> set[str]:
         """Once plugins are loaded, put them in their places and let others go; return which were displaced."""

@@ -140,6 +140,11 @@ class Registry:
         self.ended = True
         self.slots.clear()
 
+    def owners(self, claims: Iterable[Claim]) -> set[str]:
+        """Return the sections whose plugins serve any of these claims now."""
+        routes = (self._routes.get((claim.kind, claim.name)) for claim in claims)
+        return {one.slot.name for one in routes if one is not None and one.slot.loaded is not None}
+
     def route(self, kind: ClaimKind, name: str) -> Route:
         """Return the route to a claim.
 

@@ -13,10 +13,10 @@ its key stays busy and its descriptors stay open, so that their numbers cannot b
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain
 from nodeplug.contract.netns import Netns
@@ -29,8 +29,15 @@ from nodeplug.hosting.slot import Instance, Route
 from nodeplug.hosting.strays import Strays
 from nodeplug.loading.answers import check_answer
 from nodeplug.process.descriptor_reserve import DescriptorReserve
+from nodeplug.process.few_at_once import FewAtOnce
 from nodeplug.process.turns import on_the_loop, stepping
 
+ROUTINES: Final = frozenset({"start", "stop", "health", "inspect", "metrics", "cluster_report", "device_list"})
+"""Hooks that the daemon calls by itself, of every plugin at once."""
+AT_ONCE: Final = 8
+"""Calls of these at a time: with hundreds, each in a thread, no caller has a turn."""
+_PATIENCE: Final = 1.0
+"""Seconds after which one that has not ended no longer counts."""
 Hook = Callable[..., Any]
 Way = Route | Instance
 """To the owner of a claim at the time of admission; or to one instance, for its own life."""
@@ -52,6 +59,7 @@ class Runner:
     strays: Strays = field(default_factory=Strays)
     in_flight: InFlight = field(default_factory=InFlight)
     reserve: DescriptorReserve = field(default_factory=DescriptorReserve)
+    _few: FewAtOnce = field(default_factory=lambda: FewAtOnce(AT_ONCE, _PATIENCE))
 
     @contextmanager
     def visiting(self, route: Route) -> Iterator[Route]:
@@ -141,7 +149,8 @@ class Runner:
             return remote.begin(worker, hook, asked.get("request"), begun, waited_for=start is not None)
 
         try:
-            answer = await self._call(route, hook, call, arguments.get("request"), work, elsewhere, done, start)
+            async with self._few.place() if hook in ROUTINES else nullcontext():
+                answer = await self._call(route, hook, call, arguments.get("request"), work, elsewhere, done, start)
         except PluginError as error:
             if not call.whole:
                 self.finished(call, error)
