@@ -62,9 +62,9 @@ class Records:
         """Record an attachment; later if the disk hangs."""
         await self._write(attachment.key, lambda: self.attachments.record(attachment))
 
-    async def forget(self, key: Key) -> None:
-        """Remove the record of a key; later if the disk hangs."""
-        await self._write(key, lambda: self.attachments.forget(key))
+    async def forget(self, key: Key) -> bool:
+        """Remove the record of a key; later if the disk hangs. Return whether it is gone now."""
+        return await self._write(key, lambda: self.attachments.forget(key))
 
     async def collect(self, work: Callable[[], None]) -> None:
         """Remove what a GC has declared invalid, unless the disk hangs: the next GC repeats it."""
@@ -92,7 +92,7 @@ class Records:
         """Whether an ADD is in progress, of any plugin, for a network, container id and interface."""
         return any((key.network, key.container_id, key.ifname) == where for key in list(self._adding))
 
-    async def _write(self, key: Key, work: Callable[[], None]) -> None:
+    async def _write(self, key: Key, work: Callable[[], None]) -> bool:
         self._late.pop(key, None)  # this write is newer
         try:
             await self._lane.run(work)
@@ -101,6 +101,8 @@ class Records:
             self._late[key] = work
             if self._catching_up is None:
                 self._catching_up = asyncio.create_task(self._catch_up(), name="late records of attachments")
+            return False
+        return True
 
     async def _catch_up(self) -> None:
         """Do the postponed writes as soon as the disk responds; the write that hung may be done twice."""

@@ -64,8 +64,8 @@ class CniService:
         """Answer one call; takes ownership of the namespaces. Errors become answers, with one exception.
 
         Raises:
-            Ending: a DEL that has not begun when the daemon stops. An error would make containerd give up on the
-                sandbox; without an answer, the entrypoint spools the DEL for the next daemon.
+            Ending: a DEL that has not begun when the daemon stops, or whose record cannot be removed. An error would
+                make containerd give up on the sandbox; without an answer, the entrypoint spools the DEL.
         """
         call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}")
         if call.verb == "VERSION":  # from the daemon itself, each second: entrypoints answer it without the daemon
@@ -186,8 +186,9 @@ class CniService:
             await self._hook(route, "cni_del", request, owned, call, around if in_thread else None)
         if in_thread:
             self._records.written(_key(request))
-        else:
-            await self._records.forget(_key(request))
+        elif not await self._records.forget(_key(request)):
+            # A daemon that is killed now would leave the record, and the next one would miss what it tells of.
+            raise Ending("the disk with the record of the attachment hangs")
 
     async def _hook(
         self,

@@ -145,3 +145,24 @@ def test_the_record_of_an_attachment_goes_when_the_disk_that_refused_to_forget_i
         assert [entrypoint(node, "DEL", container).returncode for container in ("c1", "c2")] == [0, 0]
         thaw(records)
         until(lambda: not list(records.glob("*.json")))
+
+
+def test_a_del_is_answered_for_good_although_the_daemon_is_killed_while_the_disk_of_its_record_hangs(
+    make_disk: Callable[[str], Path], node: ScratchNode, works: Path
+) -> None:
+    node.kill()
+    records = make_disk("run/nodeplug/attachments")
+    works.touch()
+    node.start()
+    with closing(new_netns()) as netns:  # which lives: else the daemon would end the attachment by itself
+        assert entrypoint(node, "ADD", "c1", netns.path).returncode == 0
+        (record,) = records.glob("*.json")
+        content = record.read_bytes()
+        freeze(records)
+        assert entrypoint(node, "DEL", "c1").returncode == 0
+        os.kill(node.pid, signal.SIGKILL)
+        thaw(records)
+        node.kill()
+        record.write_bytes(content)  # as if something else than this very removal had waited for the disk
+        node.start()
+        until(lambda: not record.exists())
