@@ -34,6 +34,7 @@ from nodeplug.observe.endpoints import Endpoints
 from nodeplug.parts import Parts
 from nodeplug.process import notify, tuning
 from nodeplug.process.aside import aside
+from nodeplug.process.end_by_alarm import SIGNALS, end_by_alarm
 from nodeplug.process.lane import Lane
 from nodeplug.process.succession import Predecessor
 from nodeplug.process.waiting import every, until
@@ -44,6 +45,8 @@ START_PATIENCE: Final = 5.0
 served without them."""
 LAST_ANSWERS: Final = 1.0
 """Seconds for answers that are on their way when every plugin has stopped."""
+LONGEST_END: Final = 25
+"""Seconds from SIGTERM to the end, however the event loop does: the unit and the chart give 30."""
 REGISTRATION_PATIENCE: Final = 5.0
 """Seconds that a daemon gives kubelet to register it before it takes the place of another."""
 HEALTH_INTERVAL, HEALTH_PAUSE = 10.0, 0.05  # of itself, and where plugins ask for it
@@ -113,8 +116,9 @@ class Daemon:
         """Start, serve, stop; return the exit status."""
         parts = self._parts
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._stop.set)
+        end_by_alarm(LONGEST_END)
         loop.add_signal_handler(signal.SIGHUP, parts.reloader.ask)
         inherited = await self._take_over(self._predecessor) if self._predecessor is not None else None
         await parts.folders.make(parts.spool.prepare)
