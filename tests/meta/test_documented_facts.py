@@ -27,6 +27,7 @@ from nodeplug.loading.discovery import find, installed
 from nodeplug.observe import overview, own_calls
 from nodeplug.observe.metrics import Metrics
 from nodeplug.process.descriptor_reserve import KEPT
+from nodeplug_net.networks.plan import MOST_NETWORKS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -175,6 +176,7 @@ NUMBERS = [
     ("hooks.md", f"at most {ID_LIMIT} characters"),
     ("hooks.md", f"more than {LIST_LIMIT >> 20} MiB"),
     ("operating.md", f"own state for {overview.LIVELINESS:g} s"),
+    ("networks.md", f"a pod gets at most {MOST_NETWORKS} networks"),
     ("operating.md", f"the last {KEPT} are for what ends something"),
     ("plugin-processes.md", f"Its last {KEPT} are kept"),
     ("operating.md", f"own calls for {own_calls.SILENCE:g} s"),

@@ -30,6 +30,8 @@ def default(folder: Path, document: object) -> Any:
         ({"plugins": ["bridge"]}, "has a plugin without a type"),
         ({}, "has a plugin without a type"),
         ({"plugins": [{"type": "nodeplug-networks"}]}, "names 'nodeplug-networks', which would look for it again"),
+        ({"type": "bridge", "ipam": {"type": "nodeplug-networks"}}, "names 'nodeplug-networks', which would look"),
+        ({"type": "bridge", "x": [{"Type": "nodeplug-networks"}]}, "names 'nodeplug-networks', which would look"),
     ],
 )
 def test_a_configuration_that_cannot_run_is_refused_with_its_file(tmp_path: Path, document: object, said: str) -> None:

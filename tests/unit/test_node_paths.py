@@ -30,6 +30,11 @@ BRIDGE = {"type": "bridge", "ipam": {"type": "host-local"}}
         {"ipam": {"resolvConf": "etc/shadow"}},
         {"ipam": {"dataDir": "/var/lib/cnisecret"}},
         {"ipam": {"dataDir": "/var/lib/cni/a", "datadir": "/etc"}},
+        {"ipam": {"type": "nodeplug-networks"}, "delegates": [{"ipam": {"dataDir": "/etc"}}]},
+        {"ipam": {"type": "nodeplug-networks"}, "clusterNetwork": "/etc/shadow"},
+        {"ipam": {"type": "nodeplug-networks"}, "confDir": "/etc"},
+        {"ipam": {"ipam": {"confdir": "/etc"}}},
+        {"ipam": [{"dataDir": "/etc"}]},
     ],
 )
 def test_a_path_that_is_not_allowed_is_refused(config: Any) -> None:
@@ -49,6 +54,7 @@ def test_a_path_that_is_not_allowed_is_refused(config: Any) -> None:
         {"ipam": {"resolvConf": ""}},
         {"ipam": {"resolvConf": 7}},
         {"ipam": "/etc"},
+        {"clusterNetwork": "pods"},
         {"plugins": "x"},
         {"plugins": ["x", None]},
         ["x"],
@@ -78,14 +84,15 @@ def test_no_path_is_allowed_where_the_list_is_empty() -> None:
     assert "allows on this node: none" in refusal({"ipam": {"dataDir": "/var/lib/cni"}}, ())
 
 
-def test_every_key_is_looked_for_at_both_places() -> None:
-    config = {"ipam": {key: f"/{key}" for key in KEYS}, **{key: f"/{key}" for key in KEYS}}
-    assert {path for _, path in named(config)} == {f"/{key}" for key in KEYS}
-    assert len([*named(config)]) == 2 * len(KEYS)
+def test_every_key_is_looked_for_at_every_place() -> None:
+    keys = {key: f"/{key}" for key in sorted(KEYS)}
+    config = {**keys, "ipam": keys, "delegates": [{"ipam": keys}]}
+    assert [*named(config)] == [
+        (f"{prefix}{key}", path) for prefix in ("", "ipam.", "delegates.ipam.") for key, path in keys.items()
+    ]
 
 
 OTHERS = {
-    "confDir": "of nodeplug-networks, which a network of the cluster cannot name",
     "kernelpath": "of host-device, which looks for it below /sys alone",
 }
 """Keys for paths that are not looked for, and why."""

@@ -6,7 +6,7 @@ Refuses: to attach (`chain`), and the annotation's text (`selection`).
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
@@ -18,6 +18,8 @@ from nodeplug_net.networks.selection import DEFAULT, NETWORKS, Selection, parse_
 
 _RESOURCE: Final = "k8s.v1.cni.cncf.io/resourceName"
 _FILES: Final = (".conflist", ".conf", ".json")
+MOST_NETWORKS: Final = 128
+"""Networks of one pod besides its default one: each takes addresses that others want."""
 _LARGEST: Final = 4 << 20
 Conflist = Mapping[str, Any]
 
@@ -46,7 +48,7 @@ class Planned:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a record has it."""
-        return asdict(self)
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # not `asdict`, which copies to the ground
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "Planned":
@@ -96,6 +98,8 @@ class Planner:
         first = self._chosen(chosen, request, conf) if chosen else self._default(request, conf)
         plans, taken = [first], {request.ifname}
         selections = [*self._everywhere(conf, namespace), *parse_networks(annotations.get(NETWORKS, ""), namespace)]
+        if len(selections) > MOST_NETWORKS:
+            raise InvalidRequest(f"the pod wants {len(selections)} networks; a pod gets at most {MOST_NETWORKS}")
         wanted = {one.interface for one in selections if one.interface}
         numbers = (name for number in count(1) if (name := f"net{number}") not in wanted | taken)
         for position, selection in enumerate(selections, 1):
@@ -220,11 +224,23 @@ class Planner:
             kind = one.get("type") if isinstance(one, Mapping) else None
             if not isinstance(kind, str) or not kind:
                 raise InvalidRequest(f"{where} has a plugin without a type")
-            if kind in self.names:
-                raise InvalidRequest(f"{where} names {kind!r}, which would look for it again; name another plugin")
+        for kind in set(_types(plugins)) & set(self.names):
+            raise InvalidRequest(f"{where} names {kind!r}, which would look for it again; name another plugin")
         own = {key: document[key] for key in ("disableCheck", "disableGC") if key in document}
         version = str(document.get("cniVersion") or "0.1.0")
         return {"name": str(document.get("name") or name), "cniVersion": version, **own, "plugins": plugins}
+
+
+def _types(value: Any) -> Iterator[str]:
+    """Return the plugins that a configuration names at any place: one may delegate to what is below any key."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += one.values()
+            yield from (str(name) for key, name in one.items() if str(key).casefold() == "type")
+        elif isinstance(one, list):
+            waiting += one
 
 
 def _capabilities(plugin: Mapping[str, Any]) -> Mapping[str, Any]:

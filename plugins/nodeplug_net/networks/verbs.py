@@ -160,7 +160,7 @@ class Verbs:
             chain.status(self.host, request, conflist)
         except LimitedConnectivity:
             raise
-        except (PluginError, OSError) as error:
+        except (PluginError, OSError, RecursionError) as error:
             if isinstance(error, DelegateFailed) and error.code == _LIMITED:
                 raise
             self.host.log.debug("network %s, which some pods have: %s", conflist["name"], error)

@@ -57,6 +57,8 @@ _SHARE: Final = 0.8
 _LEAST: Final = 0.1
 """Seconds that it has all the same."""
 _BUSY_TRIES: Final = 30
+DEEPEST: Final = 8
+"""Plugins of this daemon that may be inside each other for one request."""
 _BUSY_PAUSE: Final = 0.2
 _INTERNAL: Final = 999
 
@@ -86,7 +88,7 @@ class Delegation:
             DelegateFailed: the delegate returned an error, or output that cannot be read.
             DeadlineExceeded: the delegate timed out and was killed.
             NotFound: no plugin serves the name, and CNI_PATH has no such file.
-            InvalidRequest: the name has a slash, or is empty.
+            InvalidRequest: the name has a slash, or is empty; or plugins delegate to each other without end.
         """
         if not plugin_type or "/" in plugin_type:
             raise InvalidRequest(f"invalid plugin name: {plugin_type!r}; it must be the name of a file on CNI_PATH")
@@ -99,6 +101,11 @@ class Delegation:
             return self._outside(find_plugin(plugin_type, request.path), request, config)
 
     def _inside(self, route: Route, request: CniRequest, config: Mapping[str, Any]) -> CniResult | None:
+        if request.id and self.in_flight.depth(request.id) >= DEEPEST:
+            raise InvalidRequest(
+                f"{route.claim.name} is not called: {DEEPEST} plugins have delegated to each other already; look for "
+                "one whose configuration leads back to itself"
+            )
         hook = HOOK_OF[type(request)]
         asked = replace(request, claim=route.claim.name, config=config)
         arguments: Mapping[str, Any] = {"request": asked}

@@ -44,3 +44,7 @@ class InFlight:
         """
         found = list(self._requests.items())
         return [request for (serving, known, _), request in found if serving == section and request_id in {known, None}]
+
+    def depth(self, request_id: str) -> int:
+        """Return how many hooks are inside each other for a request that delegates; any plugin's count."""
+        return sum(known == request_id for _, known, _ in list(self._requests))

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from nodeplug.contract.errors import clip
 
-KEYS: Final = frozenset({"datadir", "resolvconf", "daemonsocketpath"})
-"""The keys that name a path, in a plugin's configuration or in its `ipam`, without regard to case."""
-_INNER: Final = "ipam"
+KEYS: Final = frozenset({"datadir", "resolvconf", "daemonsocketpath", "confdir", "clusternetwork"})
+"""The keys that name a path, without regard to case, wherever they are: a plugin may hand on what is below any key."""
+_NAMES: Final = frozenset({"clusternetwork"})
+"""Those of them whose value is a path only if it begins with `/`."""
 
 
 def refusal(conflist: Any, allowed: Collection[str]) -> str:
@@ -52,22 +53,18 @@ def is_allowed(path: str, allowed: Collection[str]) -> bool:
 
 
 def named(conflist: Any) -> Iterator[tuple[str, str]]:
-    """Return the keys that name paths, and the paths."""
-    if not isinstance(conflist, Mapping):
-        return
-    plugins = [value for key, value in conflist.items() if _folded(key) == "plugins"]
-    listed = [one for value in plugins if isinstance(value, list) for one in value]
-    for plugin in [conflist, *listed]:
-        if isinstance(plugin, Mapping):
-            yield from _of_plugin(plugin, "")
-
-
-def _of_plugin(plugin: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    for key, value in plugin.items():
-        if _folded(key) in KEYS and isinstance(value, str) and value:
-            yield f"{prefix}{key}", value
-        if not prefix and _folded(key) == _INNER and isinstance(value, Mapping):
-            yield from _of_plugin(value, f"{key}.")
+    """Return the keys that name paths, each with those above it, and the paths."""
+    waiting: list[tuple[str, Any]] = [("", conflist)]
+    while waiting:
+        prefix, value = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(prefix, one) for one in reversed(value)]
+        elif isinstance(value, Mapping):
+            for key, below in value.items():
+                folded = _folded(key)
+                if folded in KEYS and isinstance(below, str) and below and (folded not in _NAMES or below[0] == "/"):
+                    yield f"{prefix}{key}", below
+            waiting += [(f"{prefix}{key}.", below) for key, below in reversed(list(value.items()))]
 
 
 def _folded(key: Any) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.node.networks.conftest import Pods, bridge, pods_on
 from nodeplug.hosting.overdue import LIMIT
 from nodeplug.testing import CniError, Sandbox
 from nodeplug.testing.waiting import until
+from nodeplug_net.networks.plan import MOST_NETWORKS
 
 pytestmark = pytest.mark.node
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
@@ -169,7 +171,7 @@ def test_a_command_lists_what_would_be_refused(pods: Pods, as_json: bool) -> Non
         ]
         return
     first, second = done.stdout.splitlines()
-    assert first.startswith("Network blue: ipam.dataDir is '/root', and networks of the cluster may name only")
+    assert first.startswith("Network blue: plugins.ipam.dataDir is '/root', and networks of the cluster may name only")
     assert second.startswith("NetworkAttachmentDefinition default/bad: ipam.resolvConf is '/etc/shadow'")
 
 
@@ -185,3 +187,43 @@ def test_a_pipe_among_the_configurations_of_the_node_hangs_nobody(pods: Pods, po
     pods.api.pod("web", {NETWORKS: "own"})
     with pytest.raises(CniError, match="the node has no configuration 'own'"):
         pods.attach("web", pod)
+
+
+def test_a_network_that_leads_back_to_itself_is_refused_and_the_others_are_served(pods: Pods, pod: Sandbox) -> None:
+    tenant = {**bridge("tenant", "10.81.0.0/24"), "ipam": {"type": "nodeplug-networks"}}
+    pods.api.definition("tenant", {**tenant, "clusterNetwork": "default/tenant"})
+    pods.api.pod("web", {NETWORKS: "tenant"})
+    pods.api.pod("other", {})
+    with pytest.raises(CniError, match="names 'nodeplug-networks', which would look for it again") as caught:
+        pods.attach("web", pod)
+    assert caught.value.code == 7
+    pods.detach("web", pod)
+    pods.attach("other", pod)
+    pods.status()
+    pods.gc(("other", "eth0"))
+    pods.detach("other", pod)
+    pods.nothing_left(pod)
+
+
+def test_a_network_that_is_nested_900_levels_deep_is_attached_or_refused_with_a_sentence(
+    pods: Pods, pod: Sandbox
+) -> None:
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    pods.api.definition("tenant", {**bridge("tenant", "10.81.0.0/24"), "x": deep})
+    pods.api.pod("web", {NETWORKS: "tenant"})
+    with suppress(CniError):
+        pods.attach("web", pod)
+    pods.detach("web", pod)
+    pods.nothing_left(pod)
+    assert "Traceback" not in pods.node.log
+
+
+def test_a_pod_that_wants_too_many_networks_gets_none(pods: Pods, pod: Sandbox) -> None:
+    pods.api.definition("tenant", bridge("tenant", "10.81.0.0/24"))
+    pods.api.pod("web", {NETWORKS: ",".join(["tenant"] * (MOST_NETWORKS + 1))})
+    with pytest.raises(CniError, match=f"wants {MOST_NETWORKS + 1} networks; a pod gets at most {MOST_NETWORKS}"):
+        pods.attach("web", pod)
+    pods.detach("web", pod)
+    pods.nothing_left(pod)
