@@ -11,6 +11,7 @@ import ctypes
 import gc
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,6 +19,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
+
+from nodeplug.contract.discarding import DISCARDING
+from nodeplug.testing.waiting import until
 
 T = TypeVar("T")
 _CLONE_FILES: Final = 0x400  # sched.h; Python 3.11 has no os.unshare
@@ -60,6 +64,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     def run() -> None:
         before = open_descriptors()
         pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+        until(lambda: not any(one.name == DISCARDING for one in threading.enumerate()))
         after = open_descriptors()
         assert after == before or not mark.kwargs.get("closes_all"), f"left open: {sorted(after ^ before)}"
 

@@ -26,6 +26,8 @@ from nodeplug.contract.errors import Undecodable
 from nodeplug.contract.inputs import EXEC_FRAME
 
 MAGIC: Final = b"NPX1"
+ALIVE: Final = "alive"
+"""The style that is answered at once, without a handler: it distinguishes a busy daemon from a stopped one."""
 SUCCESSION: Final = "succession"
 """The style of a daemon that asks for the place of the one that serves; its descriptor is a socket between the two."""
 HEADER: Final = struct.Struct("<4sIII")

@@ -6,15 +6,23 @@ Refuses: to take the path from a daemon that lives, or from a file that is no so
 
 import errno
 import os
+import signal
 import socket
 import stat
+import struct
 from pathlib import Path
 from typing import Final
 
 from nodeplug.contract.errors import PluginError
+from nodeplug.exec.client import exchange
+from nodeplug.exec.frame import ALIVE, Frame
 
 BACKLOG: Final = 1024
 """Connections that the kernel queues until they are accepted (at most net.core.somaxconn)."""
+_SILENCE: Final = 2.0
+"""Seconds without an answer after which nobody serves a socket whose daemon was killed."""
+_CREDENTIALS: Final = struct.Struct("3i")
+_KILL: Final = 1 << (signal.SIGKILL - 1)
 Identity = tuple[int, int]
 """Device and inode of the socket in its folder."""
 
@@ -51,9 +59,41 @@ def _clear_stale(path: Path) -> None:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         code = probe.connect_ex(str(path))
-    if code in {0, errno.EAGAIN}:
+        listens = code == errno.EAGAIN or (code == 0 and not (_was_killed(_listener_of(probe)) and _is_silent(probe)))
+    if listens:
         raise PluginError(f"another daemon listens on {path}; stop it first, or configure another exec_socket")
-    if code == errno.ECONNREFUSED:
+    if code in {0, errno.ECONNREFUSED}:
         path.unlink()
     elif code != errno.ENOENT:
         raise PluginError(f"cannot tell whether a daemon listens on {path}: {os.strerror(code)}")
+
+
+def _listener_of(probe: socket.socket) -> int:
+    """Return the process that listens (SO_PEERCRED of unix(7)); 0 for one in another PID namespace."""
+    credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(credentials)[0]
+    return pid
+
+
+def _was_killed(pid: int) -> bool:
+    """Whether a process has been killed and only waits for the kernel, such as for a disk that hangs.
+
+    No code of it runs any more; its socket stays until the kernel has done with it.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    pending = int(fields.get("SigPnd", "0"), 16) | int(fields.get("ShdPnd", "0"), 16)
+    return fields.get("State", "").strip()[:1] in {"Z", "X"} or bool(pending & _KILL)
+
+
+def _is_silent(probe: socket.socket) -> bool:
+    """Whether nobody answers: the socket may have been handed over to a daemon that lives."""
+    probe.settimeout(_SILENCE)
+    try:
+        exchange(probe, Frame(ALIVE, "nodeplug"))
+    except (OSError, PluginError):
+        return True
+    return False

@@ -21,7 +21,7 @@ from nodeplug.contract.errors import Ending, NotSupported, PluginError, TryAgain
 from nodeplug.contract.netns import Netns
 from nodeplug.exec.arrival import Arrival
 from nodeplug.exec.doorway import Doorway
-from nodeplug.exec.frame import SUCCESSION, Frame, Reply
+from nodeplug.exec.frame import ALIVE, SUCCESSION, Frame, Reply
 from nodeplug.exec.listening import Identity, listen
 from nodeplug.exec.refusal import refusal
 from nodeplug.hosting.call import has_hung_up, new_request_id, set_caller
@@ -37,8 +37,6 @@ READING: Final = 1024
 """Connections at a time whose request is incomplete."""
 CALLS: Final = 1024
 """Requests that are served at a time; others get "try again"."""
-ALIVE: Final = "alive"
-"""The style that is answered at once, without a handler: it distinguishes a busy daemon from a stopped one."""
 _LOOK: Final = 0.5
 """Seconds between two checks that the socket is still at its path (one stat(2))."""
 _SILENCE: Final = 10.0

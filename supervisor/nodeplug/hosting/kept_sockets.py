@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from nodeplug.contract.discarding import discard
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.sockets import KeptSockets
 
@@ -44,4 +45,6 @@ class SocketsBySection:
         for section in self._sections.keys() - set(sections):
             kept = self._sections.pop(section)
             for name in kept.names():
+                last = kept.get(name)  # a copy, so that to drop the other one waits for nobody
                 kept.drop(name)
+                discard([last.detach()] if last is not None else [])

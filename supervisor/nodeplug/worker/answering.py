@@ -4,7 +4,6 @@ It works in the thread of the call in which the plugin asks, so that a delegate 
 """
 
 import logging
-import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from nodeplug.contract.cluster import ClusterNetworks
+from nodeplug.contract.discarding import discard
 from nodeplug.contract.errors import NotFound, PluginError, clip
 from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal
@@ -19,11 +19,13 @@ from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.worker.asked_networks import ASKED_NETWORKS
 from nodeplug.worker.asked_scheduling import ASKED_SCHEDULING
 from nodeplug.worker.encoding import read_delegated, write_holdings, write_records, write_result
-from nodeplug.worker.wire import Broken, Message
+from nodeplug.worker.wire import UNASKED, Broken, Message
 
 if TYPE_CHECKING:
     from nodeplug.contract.values import CniAdd
 
+_WITH_DESCRIPTORS: Final = frozenset({"sockets.keep", "delegate"})
+"""The operations that need descriptors: a socket, and namespaces."""
 _TRACE: Final = 16 << 10
 _ENTRIES: Final = 32 << 20
 """Bytes of all records of a section that a plugin's process is given at once."""
@@ -52,6 +54,8 @@ def answer(host: Host, message: Message) -> Message:
     operation = f"{message.op}.{message.text('do')}" if "do" in message.head else message.op
     if operation not in ANSWERS:
         raise Broken(f"nobody knows its request {operation!r}")
+    if message.descriptors and operation not in _WITH_DESCRIPTORS:
+        raise Broken(UNASKED)
     return ANSWERS[operation](host, message)
 
 
@@ -157,7 +161,7 @@ def _socket(descriptor: int) -> socket.socket:
     try:
         return socket.socket(fileno=descriptor)
     except OSError:
-        os.close(descriptor)
+        discard([descriptor])
         raise Broken("it keeps what is no socket") from None
 
 

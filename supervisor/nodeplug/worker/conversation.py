@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, get_type_hints
 
 from nodeplug.contract.errors import TryAgain
 from nodeplug.worker.encoding import has_request, read_answer, read_error, write_request
-from nodeplug.worker.wire import Broken, Channel, Closed, Message, NoDescriptorLeft
+from nodeplug.worker.wire import UNASKED, Broken, Channel, Closed, Message, NoDescriptorLeft
 
 _REPLIES: Final = frozenset({"answer", "error", "stray"})
 """What ends a request; anything else is a request of the plugin's own."""
@@ -82,11 +82,13 @@ class Conversation:
         try:
             if reply.op != "answer":
                 raise read_error(reply)
+            if reply.descriptors:
+                raise Broken(UNASKED)
             return read_answer(self._what, reply)
         except Broken as error:
             raise self._process.given_up(error.why, self._what) from None
         finally:
-            reply.close()
+            reply.discard()
 
     def reply(self) -> Message:
         """Answer what the plugin asks meanwhile, in this thread, and return the reply.

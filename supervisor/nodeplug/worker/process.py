@@ -30,6 +30,7 @@ from nodeplug.worker.limits import Limits
 from nodeplug.worker.shortage import SHORT
 from nodeplug.worker.spawning import spawn
 from nodeplug.worker.wire import (
+    UNASKED,
     VERSION,
     Broken,
     Channel,
@@ -201,7 +202,7 @@ class Worker:
             if usable:
                 self._idle.append(channel)
         if not usable:
-            channel.close()
+            channel.abandon()
         if last:
             self._control.shut()
 
@@ -216,7 +217,7 @@ class Worker:
         except Exception as error:
             return write_error(error)
         finally:
-            message.close()
+            message.discard()
 
     def left(self, what: str) -> TryAgain:
         """Return the error of a call whose channel is closed, when it is known why. May wait."""
@@ -285,9 +286,11 @@ class Worker:
         try:
             self._hear(message)
         finally:
-            message.close()
+            message.discard()
 
     def _hear(self, message: Message) -> None:
+        if message.descriptors and message.op != "ask":
+            raise Broken(UNASKED)
         match message.op:
             case "log":
                 write_record(message.head, self.name)

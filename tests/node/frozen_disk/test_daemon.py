@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from tests.node.frozen_disk.freezing import freeze, thaw, thaw_if_frozen
+from tests.node.frozen_disk.freezing import NET, freeze, thaw, thaw_if_frozen
 
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.scratch_cni import new_netns
@@ -166,3 +166,27 @@ def test_a_del_is_answered_for_good_although_the_daemon_is_killed_while_the_disk
         record.write_bytes(content)  # as if something else than this very removal had waited for the disk
         node.start()
         until(lambda: not record.exists())
+
+
+def test_a_killed_daemon_that_a_disk_still_holds_gives_way_to_the_next_one(
+    make_disk: Callable[[str], Path], node: ScratchNode, works: Path, short_path: Path, code: Path
+) -> None:
+    node.kill()
+    records = make_disk("run/nodeplug/attachments")
+    works.touch()
+    node.start()
+    with closing(new_netns()) as netns:
+        assert entrypoint(node, "ADD", "c1", netns.path).returncode == 0
+        freeze(records)
+        assert entrypoint(node, "DEL", "c1").returncode == 0  # one of its threads waits for the disk now
+    os.kill(node.pid, signal.SIGKILL)
+    until(lambda: "\nState:\tZ" in Path(f"/proc/{node.pid}/status").read_text())
+    supervisor = 'listen = ""\ninstall = true\nnative_entrypoints = false\n'
+    following = ScratchNode(short_path, NET, supervisor=supervisor, env={"PYTHONPATH": str(code)}, fork=True)
+    try:
+        following.start()
+        assert entrypoint(following, "STATUS").returncode == 0
+        assert node.running
+    finally:
+        thaw(records)
+        following.kill()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,29 @@ def _attach_descriptors(_: n.Host) -> None:
             head = {"op": op, "logger": "x", "level": 20, "resource": "example.com/thing", "wire": wire.VERSION}
             text = dict.fromkeys(("text", "trace", "request", "thread"), "")
             socket.send_fds(control, [json.dumps(head | text).encode()], [file.fileno()] * 60)
+
+
+def _linger(_: n.Host) -> None:
+    """Answer with a socket that takes long to close: it waits until the other end has read everything (socket(7))."""
+    from nodeplug.worker import wire  # noqa: PLC0415 - hostile code imports what it likes
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        KEPT.append(listener.accept()[0])
+    near.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            near.send(bytes(1 << 16))
+    near.setblocking(True)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+
+    def send(self: Any, message: wire.Message) -> None:
+        head = json.dumps(message.head).encode()
+        data = struct.pack("<III", self._call, len(head), len(message.body)) + head + message.body
+        socket.send_fds(self._end, [data], [near.fileno()])
+        near.close()
+
+    wire.Channel.send = send  # type: ignore[assignment, method-assign]
 
 
 def _hoard(_: n.Host) -> None:
@@ -208,6 +232,7 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "babbles": lambda _: _control().sendall(b"\x00" * 200),
     "attaches descriptors": _attach_descriptors,
     "hoards": _hoard,
+    "lingers": _linger,
     "replaces json": lambda _: setattr(json, "dumps", None),
     "changes folder": lambda _: os.chdir("/proc"),
     "writes": _write,

@@ -219,12 +219,19 @@ def test_a_process_that_changes_its_folder_or_closes_descriptors_harms_nobody_el
     play(story)
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(play: Play) -> None:
+@pytest.mark.parametrize("how", ["attaches descriptors", "lingers"])
+def test_a_process_that_sends_descriptors_that_nobody_asked_for_is_killed_and_they_are_closed(
+    how: str, play: Play
+) -> None:
     async def story(guests: "Guests") -> None:
-        await guests.apply(guest=guests.section(at="device_list", how="attaches descriptors"))
-        before = open_files()
-        for _ in range(3):
+        guest = guests.section(at="device_list", how=how, once=mark(guests))
+        await guests.apply(guest=guest, other=guests.section(name="b"))
+        first, before = guests.pid(), open_files()
+        with suppress(n.TryAgain):  # the answer may come before the end
             await guests.call("device_list")
+        await guests.call("device_list", name="other")
+        await guests.until(lambda: guests.state() == "running" and guests.pid() != first)
+        assert "attached descriptors that nobody has asked for" in guests.lifecycle.registry.slots["guest"].restarts.why
         await guests.until(lambda: open_files() < before + 60)
 
     play(story)

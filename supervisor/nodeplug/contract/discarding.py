@@ -1,0 +1,44 @@
+"""Closing descriptors that came from a stranger.
+
+Owns: the threads that do it. To close may take as long as the stranger likes: SO_LINGER of socket(7) waits for the
+other end, and a filesystem of fuse(4) is asked to flush, which not even SIGKILL ends.
+Refuses: to know what they are.
+"""
+
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final
+
+__all__ = ["discard"]
+
+DISCARDING: Final = "close descriptors"
+"""The name of the threads."""
+_CLOSING: Final = 8
+"""Threads that may be kept by descriptors that do not close; with all of them kept, descriptors stay open."""
+_UNWANTED: Final[SimpleQueue[int]] = SimpleQueue()
+_THREADS: Final = threading.Semaphore(_CLOSING)
+
+
+def discard(descriptors: Iterable[int]) -> None:
+    """Close descriptors in a thread, and return at once."""
+    for descriptor in descriptors:
+        _UNWANTED.put(descriptor)
+    if not _UNWANTED.empty() and _THREADS.acquire(blocking=False):
+        try:
+            threading.Thread(target=_close_unwanted, name=DISCARDING, daemon=True).start()
+        except RuntimeError:  # no thread is to be had: they are closed with the next ones
+            _THREADS.release()
+
+
+def _close_unwanted() -> None:
+    try:
+        with suppress(Empty):
+            while True:
+                with suppress(OSError):
+                    os.close(_UNWANTED.get_nowait())
+    finally:
+        _THREADS.release()
+    discard(())  # one may have been put before the release
