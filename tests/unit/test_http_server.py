@@ -61,3 +61,19 @@ def test_a_body_that_was_not_sent_whole_is_held_no_longer_than_its_connection() 
         assert await post(port, b"z" * 60) == (200, b"z" * 60)
 
     serving(Bounds(body=100, bodies=100), story)
+
+
+def test_whoever_sends_bodies_slowly_keeps_nobody_out() -> None:
+    async def story(port: int, go: asyncio.Event) -> None:
+        go.set()
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for _, writer in slow:
+            writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 60\r\n\r\n" + b"x" * 50)
+            await writer.drain()
+        assert await post(port, b"z" * 60) == (200, b"z" * 60)
+        slow[1][1].write(b"x" * 10)
+        assert b"200" in await slow[1][0].readuntil(b"\r\n")  # one was enough
+        for _, writer in slow:
+            writer.transport.abort()
+
+    serving(Bounds(body=100, bodies=150), story)

@@ -146,17 +146,28 @@ class HttpServer:
             return
         if self._tls is not None:
             writer.transport.pause_reading()  # type: ignore[attr-defined] # the handshake is not the stream's to read
-        connection = _Connection(reader, writer, self._bounds, self._held)
+        connection = _Connection(reader, writer, self._bounds, self._held, self._evict_holder)
         task = asyncio.get_running_loop().create_task(self._serve(connection), name="http-connection")
         self._connections[connection] = task
         task.add_done_callback(lambda _: self._connections.pop(connection, None))
 
     def _evict(self) -> bool:
         """End the oldest connection that has not sent a whole request; return whether there was one."""
+        return self._end_first(lambda one: not one.answering)
+
+    def _evict_holder(self, asking: "_Connection") -> bool:
+        """Make room for a body: end the oldest other connection with a part of one; return whether there was one.
+
+        Otherwise whoever sends a body slowly would keep all others out.
+        """
+        return self._end_first(lambda one: one is not asking and not one.answering and one.holding > 0)
+
+    def _end_first(self, is_wanted: "Callable[[_Connection], bool]") -> bool:
         for connection, task in self._connections.items():
-            if not connection.answering:
+            if is_wanted(connection):
                 del self._connections[connection]
                 connection.writer.transport.abort()
+                connection.release()
                 task.cancel()
                 return True
         return False
@@ -228,13 +239,21 @@ class _Held:
 class _Connection:
     """One peer: bytes to requests, responses to bytes."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bounds: Bounds, held: _Held) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        bounds: Bounds,
+        held: _Held,
+        evict: "Callable[[_Connection], bool]",
+    ) -> None:
         self.writer = writer
+        self.holding = 0
+        self._evict = evict
         self.answering = False
         self._reader = reader
         self._limit = bounds.body
         self._held = held
-        self._holding = 0
         self._bodiless = False
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=bounds.head)
         # After drain, the kernel has all bytes: no memory is held for a peer that does not read.
@@ -247,8 +266,8 @@ class _Connection:
 
     def release(self) -> None:
         """Hold no body any more."""
-        self._held.add(-self._holding)
-        self._holding = 0
+        self._held.add(-self.holding)
+        self.holding = 0
 
     async def more(self) -> None:
         """Receive the next bytes."""
@@ -270,9 +289,11 @@ class _Connection:
                 body += event.data
                 if len(body) > self._limit:
                     raise h11.RemoteProtocolError(f"at most {self._limit} bytes of body", error_status_hint=413)
-                if not self._held.add(len(event.data)):
+                while not self._held.add(len(event.data)):
+                    if self._evict(self):
+                        continue
                     raise h11.RemoteProtocolError("too many bodies at once; ask again", error_status_hint=503)
-                self._holding += len(event.data)
+                self.holding += len(event.data)
             elif isinstance(event, h11.EndOfMessage) and head is not None:
                 return _request(head, bytes(body))
             else:  # closed, or an event that cannot occur here
