@@ -52,7 +52,7 @@ def test_a_path_that_the_node_does_not_allow_is_told() -> None:
     assert judged(network(plugins=[inside])).reason == "Ready"
     verdict = judged(network(plugins=[{**BRIDGE, "ipam": {"type": "host-local", "dataDir": "/etc"}}]))
     assert (verdict.reason, verdict.conflist) == ("PathNotAllowed", None)
-    assert verdict.message.startswith("ipam.dataDir is '/etc'")
+    assert verdict.message.startswith("plugins.ipam.dataDir is '/etc'")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_network_that_was_published_with_a_path_that_is_not_allowed_any_more_i
 
     async def story() -> None:
         door = Door("node-1", 1.0, ["/var/lib/cni"], Definitions(tmp_path / "definitions"), conflists)
-        with pytest.raises(InvalidRequest, match=r"network blue: ipam\.dataDir is '/etc'"):
+        with pytest.raises(InvalidRequest, match=r"network blue: plugins.ipam\.dataDir is '/etc'"):
             door.conflist("blue")
         assert door.conflist("green") is None
 

@@ -149,7 +149,8 @@ class Runner:
             return remote.begin(worker, hook, asked.get("request"), begun, waited_for=start is not None)
 
         try:
-            async with self._few.place() if hook in ROUTINES else nullcontext():
+            own = hook in ROUTINES and stepping() is None  # STATUS asks for health, too, in the thread of its call
+            async with self._few.place() if own else nullcontext():
                 answer = await self._call(route, hook, call, arguments.get("request"), work, elsewhere, done, start)
         except PluginError as error:
             if not call.whole:
