@@ -46,7 +46,7 @@ served without them."""
 LAST_ANSWERS: Final = 1.0
 """Seconds for answers that are on their way when every plugin has stopped."""
 LONGEST_END: Final = 25
-"""Seconds from SIGTERM to the end, however the event loop does: the unit and the chart give 30."""
+"""Seconds after SIGTERM at which an alarm ends a daemon that has not stopped; less than the 30 s of unit and chart."""
 REGISTRATION_PATIENCE: Final = 5.0
 """Seconds that a daemon gives kubelet to register it before it takes the place of another."""
 HEALTH_INTERVAL, HEALTH_PAUSE = 10.0, 0.05  # of itself, and where plugins ask for it

@@ -141,7 +141,7 @@ class Parts:
         )
 
     def _scheduling(self) -> ClusterScheduling:
-        """Return the cluster as scheduler extenders see it. Asked late: `extender` needs `hosts` for its socket."""
+        """Return the cluster as scheduler extenders see it. A method, not a value: `extender` is made after `hosts`."""
         return self.extender.scheduling()
 
     @cached_property

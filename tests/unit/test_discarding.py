@@ -2,12 +2,11 @@
 
 import os
 import socket
-import struct
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
+from tests.node.workers.lingering import lingering
 
 from nodeplug.contract import discarding
 from nodeplug.contract.discarding import DISCARDING, discard
@@ -17,15 +16,7 @@ from nodeplug.testing.waiting import until
 @pytest.fixture
 def far() -> Iterator[socket.socket]:
     """The other end of a socket that was discarded, and waits until this one has read everything."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
-        end = listener.accept()[0]
-    near.setblocking(False)
-    with suppress(BlockingIOError):
-        while True:
-            near.send(bytes(1 << 16))
-    near.setblocking(True)
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+    near, end = lingering()
     discard([near.detach()])
     yield end
     end.close()

@@ -1,7 +1,8 @@
 """Pieces of work of which a few are done at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -29,7 +30,7 @@ class Pieces:
 
 def as_tasks(few: FewAtOnce, pieces: Pieces) -> "list[asyncio.Task[int]]":
     async def one(number: int) -> int:
-        return await (await few.begun(pieces.work(number), f"piece {number}"))
+        return await (await few.begun(partial(pieces.work, number), f"piece {number}"))
 
     return [asyncio.create_task(one(number)) for number in range(6)]
 
@@ -46,13 +47,6 @@ Begin = Callable[[FewAtOnce, Pieces], "list[asyncio.Task[int]]"]
 both = pytest.mark.parametrize("begin", [as_tasks, in_places])
 
 
-def play(story: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        await story()
-
-    asyncio.run(whole())
-
-
 @both
 def test_a_piece_begins_when_one_before_it_has_ended(begin: Begin) -> None:
     async def story() -> None:
@@ -67,7 +61,7 @@ def test_a_piece_begins_when_one_before_it_has_ended(begin: Begin) -> None:
             end.set()
         assert await asyncio.gather(*tasks) == [0, 1, 2, 3, 4, 5]
 
-    play(story)
+    asyncio.run(story())
 
 
 @both
@@ -82,7 +76,7 @@ def test_a_slow_piece_gives_up_its_place_and_goes_on(begin: Begin) -> None:
             end.set()
         assert await asyncio.gather(*tasks) == [0, 1, 2, 3, 4, 5]
 
-    play(story)
+    asyncio.run(story())
 
 
 @both
@@ -100,7 +94,7 @@ def test_a_place_is_free_again_once_after_a_slow_piece(begin: Begin) -> None:
             end.set()
         await asyncio.gather(*begun)
 
-    play(story)
+    asyncio.run(story())
 
 
 @both
@@ -115,4 +109,4 @@ def test_whoever_is_cancelled_in_the_line_takes_no_place(begin: Begin) -> None:
         assert await asyncio.gather(*tasks[:1], *tasks[2:]) == [0, 2, 3, 4, 5]
         assert 1 not in pieces.begun
 
-    play(story)
+    asyncio.run(story())

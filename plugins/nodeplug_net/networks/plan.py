@@ -19,7 +19,7 @@ from nodeplug_net.networks.selection import DEFAULT, NETWORKS, Selection, parse_
 _RESOURCE: Final = "k8s.v1.cni.cncf.io/resourceName"
 _FILES: Final = (".conflist", ".conf", ".json")
 MOST_NETWORKS: Final = 128
-"""Networks of one pod besides its default one: each takes addresses that others want."""
+"""Limit of networks of one pod besides its default network: each takes an address of a pool that other pods share."""
 _LARGEST: Final = 4 << 20
 Conflist = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ class Planned:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a record has it."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # not `asdict`, which copies to the ground
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # `asdict` recurses, and fails for deep JSON
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "Planned":
@@ -99,7 +99,10 @@ class Planner:
         plans, taken = [first], {request.ifname}
         selections = [*self._everywhere(conf, namespace), *parse_networks(annotations.get(NETWORKS, ""), namespace)]
         if len(selections) > MOST_NETWORKS:
-            raise InvalidRequest(f"the pod wants {len(selections)} networks; a pod gets at most {MOST_NETWORKS}")
+            raise InvalidRequest(
+                f"the pod wants {len(selections)} networks; a pod gets at most {MOST_NETWORKS}: remove some from "
+                f"annotation {NETWORKS}"
+            )
         wanted = {one.interface for one in selections if one.interface}
         numbers = (name for number in count(1) if (name := f"net{number}") not in wanted | taken)
         for position, selection in enumerate(selections, 1):
@@ -232,7 +235,7 @@ class Planner:
 
 
 def _types(value: Any) -> Iterator[str]:
-    """Return the plugins that a configuration names at any place: one may delegate to what is below any key."""
+    """Yield the value of each key `type` at any depth: a plugin may delegate to what is below any key."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

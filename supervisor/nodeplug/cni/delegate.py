@@ -58,7 +58,7 @@ _LEAST: Final = 0.1
 """Seconds that it has all the same."""
 _BUSY_TRIES: Final = 30
 DEEPEST: Final = 8
-"""Plugins of this daemon that may be inside each other for one request."""
+"""Limit of nested delegation: hooks of this daemon that may run inside each other for one request."""
 _BUSY_PAUSE: Final = 0.2
 _INTERNAL: Final = 999
 

@@ -187,8 +187,8 @@ class CniService:
         if in_thread:
             self._records.written(_key(request))
         elif not await self._records.forget(_key(request)):
-            # A daemon that is killed now would leave the record, and the next one would miss what it tells of.
-            raise Ending("the disk with the record of the attachment hangs")
+            # If the daemon were killed now, the record would stay, and the next one would report a missing interface.
+            raise Ending("the record of the attachment cannot be removed: the disk with run_dir does not respond")
 
     async def _hook(
         self,

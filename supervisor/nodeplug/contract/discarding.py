@@ -17,7 +17,7 @@ __all__ = ["discard"]
 DISCARDING: Final = "close descriptors"
 """The name of the threads."""
 _CLOSING: Final = 8
-"""Threads that may be kept by descriptors that do not close; with all of them kept, descriptors stay open."""
+"""Limit of threads that close. When each waits for a descriptor that does not close, further descriptors stay open."""
 _UNWANTED: Final[SimpleQueue[int]] = SimpleQueue()
 _THREADS: Final = threading.Semaphore(_CLOSING)
 

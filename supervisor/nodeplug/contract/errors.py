@@ -117,7 +117,7 @@ class TryAgain(PluginError):
 
 
 class Ending(TryAgain):
-    """The daemon is stopping and the call was not started; or it cannot be ended now, and its caller is to keep it."""
+    """The daemon is stopping and did not start the call, or cannot finish it now; an entrypoint spools its DEL."""
 
 
 class DeadlineExceeded(TryAgain):

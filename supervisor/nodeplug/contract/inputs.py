@@ -66,7 +66,7 @@ class Input:
             raise ValueError(f"it has {len(data)} bytes, and the limit is {self.size}")
 
     def check_values(self, data: bytes | str) -> None:
-        """Raise ValueError for too many values; for a caller that has checked the size."""
+        """Raise ValueError if there are too many values. The caller has checked the size."""
         if self.values and (found := values_in(data)) > (most := self.most_values(len(data))):
             raise ValueError(f"it has about {found} values, and the limit is {most}")
 

@@ -20,7 +20,7 @@ from nodeplug.exec.frame import ALIVE, Frame
 BACKLOG: Final = 1024
 """Connections that the kernel queues until they are accepted (at most net.core.somaxconn)."""
 _SILENCE: Final = 2.0
-"""Seconds without an answer after which nobody serves a socket whose daemon was killed."""
+"""Timeout for an answer on the socket of a killed daemon, in seconds."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _KILL: Final = 1 << (signal.SIGKILL - 1)
 Identity = tuple[int, int]
@@ -76,9 +76,9 @@ def _listener_of(probe: socket.socket) -> int:
 
 
 def _was_killed(pid: int) -> bool:
-    """Whether a process has been killed and only waits for the kernel, such as for a disk that hangs.
+    """Whether a process has been killed and cannot exit yet, such as while a thread waits for a disk.
 
-    No code of it runs any more; its socket stays until the kernel has done with it.
+    It executes no code any more, but its socket exists until it exits.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
@@ -90,7 +90,7 @@ def _was_killed(pid: int) -> bool:
 
 
 def _is_silent(probe: socket.socket) -> bool:
-    """Whether nobody answers: the socket may have been handed over to a daemon that lives."""
+    """Whether no daemon answers on a socket. Its first daemon may have handed it over to one that runs."""
     probe.settimeout(_SILENCE)
     try:
         exchange(probe, Frame(ALIVE, "nodeplug"))

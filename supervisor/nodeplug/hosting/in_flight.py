@@ -46,5 +46,5 @@ class InFlight:
         return [request for (serving, known, _), request in found if serving == section and request_id in {known, None}]
 
     def depth(self, request_id: str) -> int:
-        """Return how many hooks are inside each other for a request that delegates; any plugin's count."""
+        """Return how many hooks of all plugins run for a request. With delegation, one runs inside another."""
         return sum(known == request_id for _, known, _ in list(self._requests))

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from nodeplug.config import PluginSection
@@ -201,7 +202,7 @@ class Lifecycle:
         self, instances: Sequence[Instance], load: Callable[[Instance], Coroutine[Any, Any, None]]
     ) -> dict[Instance, _Task]:
         """Load instances, a few at a time; return the load of each once all are done or slow."""
-        tasks = await asyncio.gather(*(self._loads.begun(load(one), f"load {one.name}") for one in instances))
+        tasks = await asyncio.gather(*(self._loads.begun(partial(load, one), f"load {one.name}") for one in instances))
         return dict(zip(instances, tasks, strict=True))
 
     async def _load(self, instance: Instance) -> None:

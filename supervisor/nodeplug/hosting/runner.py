@@ -37,7 +37,7 @@ ROUTINES: Final = frozenset({"start", "stop", "health", "inspect", "metrics", "c
 AT_ONCE: Final = 8
 """Calls of these at a time: with hundreds, each in a thread, no caller has a turn."""
 _PATIENCE: Final = 1.0
-"""Seconds after which one that has not ended no longer counts."""
+"""Seconds after which a running one no longer counts against the limit."""
 Hook = Callable[..., Any]
 Way = Route | Instance
 """To the owner of a claim at the time of admission; or to one instance, for its own life."""

@@ -140,7 +140,7 @@ class Supervision:
 
 
 def _bound(memory: int, end: Callable[[str], object], cancelled: threading.Event, reserve: DescriptorReserve) -> None:
-    """Look at the memory and the descriptors of this process, again and again."""
+    """Check the memory and the descriptors of this process until cancelled."""
     own, told = os.getpid(), False
     while not cancelled.wait(MEMORY_INTERVAL):
         reserve.look()

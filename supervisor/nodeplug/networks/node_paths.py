@@ -12,7 +12,7 @@ from typing import Any, Final
 from nodeplug.contract.errors import clip
 
 KEYS: Final = frozenset({"datadir", "resolvconf", "daemonsocketpath", "confdir", "clusternetwork"})
-"""The keys that name a path, without regard to case, wherever they are: a plugin may hand on what is below any key."""
+"""Keys that name a path, in lower case. They count at any depth: a plugin may delegate with what is below any key."""
 _NAMES: Final = frozenset({"clusternetwork"})
 """Those of them whose value is a path only if it begins with `/`."""
 
@@ -53,7 +53,7 @@ def is_allowed(path: str, allowed: Collection[str]) -> bool:
 
 
 def named(conflist: Any) -> Iterator[tuple[str, str]]:
-    """Return the keys that name paths, each with those above it, and the paths."""
+    """Yield each key that names a path, as `parent.key`, with the path."""
     waiting: list[tuple[str, Any]] = [("", conflist)]
     while waiting:
         prefix, value = waiting.pop()

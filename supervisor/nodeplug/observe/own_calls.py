@@ -1,7 +1,7 @@
-"""Calls of the daemon to itself, to know whether callers are answered.
+"""The daemon's check of its own exec socket.
 
 Owns: one VERSION a second through the exec socket, as an entrypoint would send it, and since when none was answered.
-Refuses: to conclude anything from a disk that does not let anybody reach the socket: a new daemon could not, either.
+Refuses: to count a connect(2) that waits for the disk: a restart would not help.
 """
 
 import json
@@ -27,7 +27,7 @@ PATIENCE: Final = 4.0
 _VERSION: Final = Frame("cni", "nodeplug", env={"CNI_COMMAND": "VERSION"})
 
 _BUSY: Final = wire(TryAgain("")).cni
-"""The code of an answer that many callers get while there are too many; they are answered."""
+"""The CNI code of "try again later". A busy daemon answers it, and so it counts as an answer."""
 
 
 class OwnCalls:
@@ -61,7 +61,7 @@ class OwnCalls:
         self._log()
 
     def trouble(self) -> str:
-        """Return why callers seem to get no answers; empty if they do."""
+        """Return since when and why calls have failed; empty if they have not failed for long."""
         since = self._failing
         seconds = 0.0 if since is None else self._clock() - since
         if seconds <= SILENCE:

@@ -19,7 +19,7 @@ LOG: Final = logging.getLogger(__name__)
 MOST: Final = 65536
 """Descriptors that the daemon takes, if it may."""
 KEPT: Final = 512
-"""Of these, the ones that are kept."""
+"""Descriptors below the limit that are reserved for what ends something."""
 _FEW: Final = 8 * KEPT
 """With fewer, nothing is kept: a busy node needs all."""
 _PAUSE: Final = 1.0
@@ -27,7 +27,11 @@ _PAUSE: Final = 1.0
 
 
 class DescriptorReserve:
-    """The descriptors that are kept. `look` is for one thread; `used` may be read in any."""
+    """Reserves descriptors. One thread calls `look`; any thread may read `used`.
+
+    Attributes:
+        used: why new work is refused while the reserve is in use; empty otherwise.
+    """
 
     def __init__(self) -> None:
         self._limit = 0
@@ -38,8 +42,9 @@ class DescriptorReserve:
         """Raise the soft limit: systemd's 1024 is for users of select(2), and each call brings three."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
-        if soft == resource.RLIM_INFINITY or soft > most:
+        if soft == resource.RLIM_INFINITY:
             return
+        most = max(most, soft)  # a container runtime may have given more
         self._limit = most - KEPT if most >= _FEW else 0
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._limit or most, hard))
 
@@ -65,7 +70,7 @@ class DescriptorReserve:
             LOG.error("%s", self.used)
 
     def _count(self) -> int:
-        """Return how many are open; at least all while that is not known, or was counted just now."""
+        """Return the number of open descriptors; the limit if they cannot be counted, or were counted a second ago."""
         if time.monotonic() >= self._count_at:
             self._count_at = time.monotonic() + _PAUSE
             with suppress(OSError):  # even what is kept is used up

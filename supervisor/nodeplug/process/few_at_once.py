@@ -1,11 +1,11 @@
-"""Work of which a few pieces are done at a time, so that the event loop has its turn meanwhile.
+"""Limits how many pieces of work run at a time, so that threads do not starve the event loop.
 
 Owns: how many are under way, and that a slow one gives up its place.
 Refuses: deadlines and cancelling: a piece that is slow goes on.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -24,23 +24,16 @@ class FewAtOnce:
         self._places: Final = asyncio.Semaphore(places)
         self._patience = patience
 
-    async def begun(self, work: Coroutine[Any, Any, _T], name: str) -> "asyncio.Task[_T]":
-        """Begin a piece of work when it has a place; return its task once that is done, or has had its patience."""
-        try:
-            await self._places.acquire()
-        except BaseException:
-            work.close()
-            raise
-        try:
-            task = asyncio.create_task(work, name=name)
+    async def begun(self, work: Callable[[], Coroutine[Any, Any, _T]], name: str) -> "asyncio.Task[_T]":
+        """Start a piece of work when there is a place; return its task once it is done or its patience is over."""
+        async with self._places:
+            task = asyncio.create_task(work(), name=name)
             await asyncio.wait({task}, timeout=self._patience)
-        finally:
-            self._places.release()
         return task
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait for a place, and have it until the end of the `with` block, or until it has had its patience."""
+        """Wait for a place and hold it for the `with` block, but no longer than the patience."""
         await self._places.acquire()
         held = True
 

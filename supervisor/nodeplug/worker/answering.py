@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nodeplug.contract.values import CniAdd
 
 _WITH_DESCRIPTORS: Final = frozenset({"sockets.keep", "delegate"})
-"""The operations that need descriptors: a socket, and namespaces."""
+"""Operations whose messages carry descriptors: a socket to keep, or the network namespaces of a delegated request."""
 _TRACE: Final = 16 << 10
 _ENTRIES: Final = 32 << 20
 """Bytes of all records of a section that a plugin's process is given at once."""

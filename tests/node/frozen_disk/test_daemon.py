@@ -131,13 +131,19 @@ def test_a_deferred_del_that_cannot_be_removed_from_a_frozen_disk_holds_up_nobod
     assert entrypoint(node, "ADD", "c1").returncode == 0
 
 
-def test_the_record_of_an_attachment_goes_when_the_disk_that_refused_to_forget_it_answers_again(
-    make_disk: Callable[[str], Path], node: ScratchNode, works: Path
-) -> None:
+@pytest.fixture
+def records(make_disk: Callable[[str], Path], node: ScratchNode, works: Path) -> Path:
+    """The folder of attachment records, on a disk of its own."""
     node.kill()
-    records = make_disk("run/nodeplug/attachments")
+    folder = make_disk("run/nodeplug/attachments")
     works.touch()
     node.start()
+    return folder
+
+
+def test_the_record_of_an_attachment_goes_when_the_disk_that_refused_to_forget_it_answers_again(
+    records: Path, node: ScratchNode
+) -> None:
     with closing(new_netns()) as netns:  # which lives: else the daemon would end the attachments by itself
         for container in ("c1", "c2"):
             assert entrypoint(node, "ADD", container, netns.path).returncode == 0
@@ -148,12 +154,8 @@ def test_the_record_of_an_attachment_goes_when_the_disk_that_refused_to_forget_i
 
 
 def test_a_del_is_answered_for_good_although_the_daemon_is_killed_while_the_disk_of_its_record_hangs(
-    make_disk: Callable[[str], Path], node: ScratchNode, works: Path
+    records: Path, node: ScratchNode
 ) -> None:
-    node.kill()
-    records = make_disk("run/nodeplug/attachments")
-    works.touch()
-    node.start()
     with closing(new_netns()) as netns:  # which lives: else the daemon would end the attachment by itself
         assert entrypoint(node, "ADD", "c1", netns.path).returncode == 0
         (record,) = records.glob("*.json")
@@ -169,12 +171,8 @@ def test_a_del_is_answered_for_good_although_the_daemon_is_killed_while_the_disk
 
 
 def test_a_killed_daemon_that_a_disk_still_holds_gives_way_to_the_next_one(
-    make_disk: Callable[[str], Path], node: ScratchNode, works: Path, short_path: Path, code: Path
+    records: Path, node: ScratchNode, short_path: Path, code: Path
 ) -> None:
-    node.kill()
-    records = make_disk("run/nodeplug/attachments")
-    works.touch()
-    node.start()
     with closing(new_netns()) as netns:
         assert entrypoint(node, "ADD", "c1", netns.path).returncode == 0
         freeze(records)

@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import cut_frames  # type: ignore[import-not-found]  # beside this file
+import lingering  # type: ignore[import-not-found]  # as above
 
 import nodeplug as n
 
@@ -86,18 +86,11 @@ def _attach_descriptors(_: n.Host) -> None:
 
 
 def _linger(_: n.Host) -> None:
-    """Answer with a socket that takes long to close: it waits until the other end has read everything (socket(7))."""
+    """Answer with a socket that takes long to close."""
     from nodeplug.worker import wire  # noqa: PLC0415 - hostile code imports what it likes
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
-        KEPT.append(listener.accept()[0])
-    near.setblocking(False)
-    with suppress(BlockingIOError):
-        while True:
-            near.send(bytes(1 << 16))
-    near.setblocking(True)
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+    near, far = lingering.lingering()
+    KEPT.append(far)
 
     def send(self: Any, message: wire.Message) -> None:
         head = json.dumps(message.head).encode()
