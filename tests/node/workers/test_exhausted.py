@@ -46,11 +46,19 @@ async def used_beside(pids: Path, first: int) -> int:
 
 
 async def state_after_a_kill(guests: "Guests", pids: Path, left: int) -> str:
-    """Kill the plugin where there is room for so many more processes and threads; return what it is then."""
+    """Kill the plugin where there is room for so many more tasks; return its state after the next start.
+
+    Before that start, a plugin that was killed twice is failed for a second, too.
+    """
     slot, first = guests.lifecycle.registry.slots["guest"], guests.pid()
     write(pids / "pids.max", await used_beside(pids, first) + left)
     os.kill(first, signal.SIGKILL)
-    await guests.until(lambda: slot.state == "failed" or (slot.state == "running" and guests.pid() != first))
+
+    def was_started() -> bool:
+        failed = slot.state == "failed" and "its process ended" not in slot.reason
+        return failed or (slot.state == "running" and guests.pid() != first)
+
+    await guests.until(was_started)
     return slot.state
 
 
