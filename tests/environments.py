@@ -133,5 +133,6 @@ def pack_acme(folder: Path, version: str) -> None:
         acme_guest=(ACME / "worker_guest.py").read_text(),
         guest_faults=(ACME / "guest_faults.py").read_text(),
         cut_frames=(ACME / "cut_frames.py").read_text(),
+        lingering=(ACME / "lingering.py").read_text(),
         acme_broken="raise LookupError('there is no card')\n",
     )
