@@ -127,6 +127,7 @@ bench: $(STAMP) ## Measure (needs root); prints tables, writes bench/results/lat
 	$(RUN)/python -m bench.claimed $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.reloading $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.networks $(if $(BENCH_QUICK),--quick)
+	$(RUN)/python -m bench.worst_inputs $(if $(BENCH_QUICK),--quick)
 	$(RUN)/python -m bench.roads
 
 clean: ## Remove what set-up and tests made

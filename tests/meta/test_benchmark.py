@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench import report
+from bench import measures
 from bench.figures import GATES
 from nodeplug.install.native import SOURCE
 
@@ -95,9 +95,12 @@ def test_every_figure_of_the_benchmark_is_explained(figures: Mapping[str, Any]) 
 
 def test_every_figure_on_the_page_is_one_of_the_benchmark(figures: Mapping[str, Any]) -> None:
     measured = {plain(key) for key in figures} | set(figures)
-    measured |= {plain(key) for key in report.VOLUMES} | set(report.VOLUMES)  # the next whole run has them
-    measured |= {plain(key) for key in (*report.CHAIN.values(), *report.GROWTH)}
-    measured |= {plain(key) for key in (*report.PROCESSES, *report.DAEMON)} | {*report.PROCESSES, *report.DAEMON}
+    measured |= {plain(key) for key in measures.VOLUMES} | set(measures.VOLUMES)  # the next whole run has them
+    measured |= {plain(key) for key in (*measures.CHAIN.values(), *measures.GROWTH)}
+    measured |= {plain(key) for key in (*measures.PROCESSES, *measures.DAEMON)} | {
+        *measures.PROCESSES,
+        *measures.DAEMON,
+    }
     measured |= {"in_netlink", "in_files", "netlink_requests"}  # where strace may trace
     measured |= {"masq", "ratio", "reference", "script", "native", "entrypoints", "throughput_ratio", "per_s"}
     assert explained() - measured == set()

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bench import report
+from bench import measures
 from bench.reloading import measure
 
 pytestmark = pytest.mark.whole
 
 
 def test_every_figure_of_the_table_is_measured() -> None:
-    assert {*report.RELOADING} <= {*measure(1)}
+    assert {*measures.RELOADING} <= {*measure(1)}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report, volumes
+from bench import measures, volumes
 
 pytestmark = pytest.mark.node
 
@@ -14,5 +14,5 @@ pytestmark = pytest.mark.node
 @pytest.mark.usefixtures("has_loop_devices")
 def test_one_run_has_every_figure_of_both_fronts(short_path: Path) -> None:
     figures = volumes.measure(short_path / "v", quick=True)
-    assert figures.keys() == report.VOLUMES.keys()
+    assert figures.keys() == measures.VOLUMES.keys()
     assert min(figures[key] for key in figures if key != "csi_publish_price_ms") > 0

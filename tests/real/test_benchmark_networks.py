@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report
+from bench import measures
 from bench.page import RESULTS
 
 pytestmark = [pytest.mark.real, pytest.mark.soak]
@@ -20,5 +20,5 @@ def test_one_run_has_every_figure(consumer: Callable[[str], Path]) -> None:
     command = [sys.executable, "-m", "bench.networks", "--quick"]
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     figures = json.loads((RESULTS / "networks-quick.json").read_text())
-    assert figures.keys() >= report.NETWORKS.keys()
-    assert min(figures[name] for name in report.NETWORKS) > 0
+    assert figures.keys() >= measures.NETWORKS.keys()
+    assert min(figures[name] for name in measures.NETWORKS) > 0

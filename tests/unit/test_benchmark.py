@@ -18,7 +18,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from bench import guest, loop, page, processes, report
+from bench import guest, loop, measures, page, processes, report
 from bench.__main__ import conclude
 from bench.attempts import Attempts
 from bench.figures import of_cni
@@ -96,7 +96,7 @@ def test_the_page_of_a_run_without_a_measure_is_written_and_says_so(family: str,
 
 def test_the_page_has_volumes_over_both_fronts_once_a_run_has_measured_them(tmp_path: Path) -> None:
     shutil.copy(page.DOCS / "performance.md", tmp_path)
-    page.write({**whole_run(), **dict.fromkeys(report.VOLUMES, 4.0), "csi_publish_p50_ms": 11.0}, tmp_path)
+    page.write({**whole_run(), **dict.fromkeys(measures.VOLUMES, 4.0), "csi_publish_p50_ms": 11.0}, tmp_path)
     text = (tmp_path / "performance.md").read_text()
     assert "| publish over CSI, p50 | at most 10 | 11.00 | NOT met |" in text
     assert "| the same volume mounted over FlexVolume, p50 |  | 4.00 |  |" in text
@@ -104,7 +104,7 @@ def test_the_page_has_volumes_over_both_fronts_once_a_run_has_measured_them(tmp_
 
 def test_the_page_has_the_figures_of_claims_with_their_limits(tmp_path: Path) -> None:
     shutil.copy(page.DOCS / "performance.md", tmp_path)
-    slow = {**ABOUT, **dict.fromkeys(report.CLAIMS, 0.5), "claim_to_bound_s": 1.5}
+    slow = {**ABOUT, **dict.fromkeys(measures.CLAIMS, 0.5), "claim_to_bound_s": 1.5}
     page.write_table("claims", report.claims(slow), tmp_path)
     text = (tmp_path / "performance.md").read_text()
     assert "Measured on 2026-01-01 (one, load average 0.1)." in text.partition("<!-- claims -->")[2]
@@ -163,8 +163,8 @@ def test_the_longest_step_is_the_one_since_the_reset(counting: Path) -> None:
 
 def test_the_page_has_the_whole_chain_once_a_run_has_measured_it(tmp_path: Path) -> None:
     shutil.copy(page.DOCS / "performance.md", tmp_path)
-    chain = {f"{prefix}{key}": 12.0 for prefix in ("", "reference_", "script_") for key in report.CHAIN.values()}
-    page.write({**whole_run(), **chain, **dict.fromkeys(report.GROWTH, 4.5), "attachments_growth": 1.2}, tmp_path)
+    chain = {f"{prefix}{key}": 12.0 for prefix in ("", "reference_", "script_") for key in measures.CHAIN.values()}
+    page.write({**whole_run(), **chain, **dict.fromkeys(measures.GROWTH, 4.5), "attachments_growth": 1.2}, tmp_path)
     text = (tmp_path / "performance.md").read_text()
     assert "| ADD, 16 at once, chains per second | 12.0 | 12.0 | 12.0 |" in text
     assert "| ADD where 10,000 addresses are held, p50 | at most 4 | 4.50 | NOT met |" in text
