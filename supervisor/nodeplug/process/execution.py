@@ -29,7 +29,13 @@ def refusal(error: OSError) -> str:
 
 
 def execute(
-    arguments: Sequence[str], environment: Mapping[str, str], descriptor: int, *, stdin: str = "", session: bool = False
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    descriptor: int,
+    *,
+    stdin: str = "",
+    output: int = -1,
+    session: bool = False,
 ) -> int:
     """Execute a program; return its process id.
 
@@ -38,6 +44,7 @@ def execute(
         environment: all of it.
         descriptor: what the program finds as DESCRIPTOR; everything else is closed on exec.
         stdin: a file to read; empty: that of this process.
+        output: a descriptor that is its standard output and error; -1: those of this process.
         session: whether it begins a session of its own.
 
     Raises:
@@ -46,12 +53,13 @@ def execute(
     # Dup2 onto itself would leave the mark for closing in place, so it goes by another number.
     spare = os.dup(descriptor) if descriptor == DESCRIPTOR else descriptor
     opened = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0)] if stdin else []
+    told = [(os.POSIX_SPAWN_DUP2, output, number) for number in (1, 2)] if output >= 0 else []
     try:
         return os.posix_spawn(
             arguments[0],
             [*arguments],
             environment,
-            file_actions=[*opened, (os.POSIX_SPAWN_DUP2, spare, DESCRIPTOR)],
+            file_actions=[*opened, *told, (os.POSIX_SPAWN_DUP2, spare, DESCRIPTOR)],
             setsid=session,
             setsigmask=[],
             setsigdef=_DEFAULT,

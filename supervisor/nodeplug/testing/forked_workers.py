@@ -54,15 +54,17 @@ class Forking:
         descriptor: int,
         *,
         stdin: str = "",
+        output: int = -1,
         session: bool = False,
     ) -> int:
         """Start a process like `execution.execute`. A worker without a cgroup or Python of its own is forked."""
         words = [self._python, "-P", "-m", "nodeplug.worker"]
         if [*arguments[:4]] != words or _cgroups("thread-self") != _cgroups(str(self.pid)):
-            return execution.execute(arguments, environment, descriptor, stdin=stdin, session=session)
+            return execution.execute(arguments, environment, descriptor, stdin=stdin, output=output, session=session)
+        outputs = (1, 2) if output < 0 else (output, output)
         order = {"arguments": [*arguments[4:]], "environment": dict(environment), **_inherited()}
         with self._one, open(stdin, "rb") as file:  # noqa: PTH123 - it is what the caller has
-            socket.send_fds(self._orders, [json.dumps(order).encode()], [file.fileno(), 1, 2, descriptor])
+            socket.send_fds(self._orders, [json.dumps(order).encode()], [file.fileno(), *outputs, descriptor])
             answer = json.loads(self._orders.recv(_LONGEST) or b'{"errno": 11}')
         if "errno" in answer:
             raise OSError(answer["errno"], os.strerror(answer["errno"]))

@@ -19,6 +19,7 @@ from nodeplug.contract.scheduling import ClusterScheduling
 from nodeplug.worker.asked_networks import ASKED_NETWORKS
 from nodeplug.worker.asked_scheduling import ASKED_SCHEDULING
 from nodeplug.worker.encoding import read_delegated, write_holdings, write_records, write_result
+from nodeplug.worker.log_allowance import LogAllowance
 from nodeplug.worker.wire import UNASKED, Broken, Message
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ UNANSWERED: Final = frozenset({"refresh", "refresh_health", "refresh_cluster"})
 """Operations without an answer, which `nodeplug.worker.process` passes on."""
 
 
-def write_record(head: Any, plugin: str) -> None:
+def write_record(head: Any, plugin: str, allowance: LogAllowance) -> None:
     """Write a log record of a plugin beside the daemon's own; raise Broken if it is none."""
     texts = {name: head.get(name) for name in ("logger", "text", "trace", "request", "thread")}
     level, created = head.get("level"), head.get("created")
@@ -239,7 +240,7 @@ def write_record(head: Any, plugin: str) -> None:
         raise Broken("its log record is none")
     # Always the same logger: each new name would stay in memory for good.
     logger = logging.getLogger(f"nodeplug.plugin.{plugin}")
-    if not logger.isEnabledFor(level):
+    if not (logger.isEnabledFor(level) and allowance.take()):
         return
     record = logger.makeRecord(clip(texts["logger"], 200), level, "", 0, texts["text"], (), None)
     record.levelname = logging.getLevelName(level)

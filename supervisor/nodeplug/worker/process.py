@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any, Final
 
 from nodeplug.config.privileges import Privileges
@@ -27,6 +27,8 @@ from nodeplug.worker.asks import Asks
 from nodeplug.worker.conversation import Conversation, hook_call, is_long
 from nodeplug.worker.encoding import write_error
 from nodeplug.worker.limits import Limits
+from nodeplug.worker.log_allowance import LogAllowance
+from nodeplug.worker.output import Output
 from nodeplug.worker.shortage import SHORT
 from nodeplug.worker.spawning import spawn
 from nodeplug.worker.wire import (
@@ -83,21 +85,25 @@ class Worker:
         self._channels: set[Channel] = set()
         self._idle: list[Channel] = []
         self._asks = Asks(name, self._ask)
-        try:
+        self._allowance = LogAllowance(name)
+        with ExitStack() as failing:
+            failing.callback(lambda: self._limits.end(self.pid))
+            self._output = Output(name, self._allowance, privileges.user)
+            failing.callback(self._output.close)
             self._start()
-        except BaseException:
-            self._limits.end(self.pid)
-            raise
+            failing.pop_all()
 
     def _start(self) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self.pid = spawn(theirs.fileno(), self.privileges, self._limits.entrances, self._python)
+            about = (self.privileges, self._limits.entrances, self._python)
+            self.pid = spawn(theirs.fileno(), self._output.end, *about)
         except BaseException:
             mine.close()
             raise
         finally:
             theirs.close()
+            self._output.given()
         self._control, self._exit = Control(mine), -1
         try:
             self._exit = os.pidfd_open(self.pid)
@@ -256,9 +262,12 @@ class Worker:
         look = select.poll()
         look.register(self._control.fileno(), select.POLLIN)
         look.register(self._exit, select.POLLIN)
+        self._output.register(look)
         try:
             while True:
-                ready = {descriptor for descriptor, _ in look.poll(self._limits.pause * 1000)}
+                pause = min(self._limits.pause, self._output.pause)
+                ready = {descriptor for descriptor, _ in look.poll(pause * 1000)}
+                self._output.attend(look, ready, time.monotonic())
                 if excess := self._limits.excess(self.pid):
                     self.kill(excess)
                 if self._wanted and time.monotonic() - self._wanted > LAST_CALLS:
@@ -293,7 +302,7 @@ class Worker:
             raise Broken(UNASKED)
         match message.op:
             case "log":
-                write_record(message.head, self.name)
+                write_record(message.head, self.name, self._allowance)
             case "refresh" if self._host is not None:
                 self._host.refresh(message.text("resource"))
             case "refresh_health" if self._host is not None:
@@ -347,6 +356,7 @@ class Worker:
         status = os.waitid(os.P_PIDFD, self._exit, os.WEXITED | os.WNOHANG)
         with self._changing:
             self.why = self.why or ("" if self._wanted else self._told(status))
+        self._output.close()
         if not self._wanted:  # first, so that a caller who asks again at once finds the gate held
             self._ended(self.why)
         with self._changing:

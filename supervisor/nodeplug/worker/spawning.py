@@ -37,11 +37,12 @@ _thread: threading.Thread | None = None
 _HERE: Final = Path(__file__).parent
 
 
-def spawn(control: int, privileges: Privileges, entrances: Sequence[Path] = (), python: str = "") -> int:
+def spawn(control: int, output: int, privileges: Privileges, entrances: Sequence[Path] = (), python: str = "") -> int:
     """Start a worker; return its process id. May block.
 
     Args:
         control: the worker's end of the control socket.
+        output: its standard output and error.
         privileges: what it runs with.
         entrances: of its cgroups.
         python: a path; the worker has the packages of that Python alone. By default it has this one's.
@@ -60,7 +61,7 @@ def spawn(control: int, privileges: Privileges, entrances: Sequence[Path] = (), 
 
     def work() -> None:
         try:
-            outcome.set_result(_spawn(arguments, control, privileges, apart=bool(python)))
+            outcome.set_result(_spawn(arguments, control, output, privileges, apart=bool(python)))
         except OSError as error:
             if arguments[0] == python and error.errno in _UNUSABLE:
                 outcome.set_exception(_unusable(python, error.strerror or ""))
@@ -109,7 +110,7 @@ def _launcher(privileges: Privileges, entrances: Sequence[Path], *, apart: bool)
     return [*program, *words, "-" if apart else str(_HERE)]
 
 
-def _spawn(arguments: list[str], control: int, privileges: Privileges, *, apart: bool) -> int:
+def _spawn(arguments: list[str], control: int, output: int, privileges: Privileges, *, apart: bool) -> int:
     left = _NOT_INHERITED | _OF_THIS_PYTHON
     own = copy_environment()
     environment = {name: value for name, value in own.items() if name not in left}
@@ -119,7 +120,7 @@ def _spawn(arguments: list[str], control: int, privileges: Privileges, *, apart:
         environment |= {name: own[name] for name in _OF_THIS_PYTHON & own.keys()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     program = str(_HERE / "entering.py") if apart else os.devnull
-    pid = execute(arguments, environment, control, stdin=program, session=True)
+    pid = execute(arguments, environment, control, stdin=program, output=output, session=True)
     end_first(pid)
     return pid
 

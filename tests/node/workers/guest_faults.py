@@ -1,5 +1,6 @@
 """How a plugin in a process of its own goes wrong: its process ends, hangs, takes too much, or sends no message."""
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -195,6 +196,22 @@ def _ask_again_and_again(host: n.Host) -> None:
     threading.Thread(target=ask, daemon=True).start()
 
 
+def _flood(_: n.Host) -> None:
+    for _ in range(500):
+        os.write(2, b"flood\n" * 10)
+
+
+def _forge(_: n.Host) -> None:
+    """Write what looks like a line of the daemon, and spoil the file for whoever else has it."""
+    os.write(1, b"2026-01-02T03:04:05.678Z ERROR nodeplug.daemon the node is lost\n")
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            os.ftruncate(number, 0)
+        with contextlib.suppress(OSError):
+            socket.socket(fileno=os.dup(number)).shutdown(socket.SHUT_RDWR)
+        os.set_blocking(number, False)
+
+
 def _ring(_: n.Host) -> None:
     """Have the kernel send SIGALRM, which nobody handles."""
     signal.setitimer(signal.ITIMER_REAL, 0.01)
@@ -243,6 +260,8 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "closes descriptors": lambda _: os.closerange(0, 256),
     "keeps descriptors": _keep_descriptors,
     "asks again and again": _ask_again_and_again,
+    "floods": _flood,
+    "forges": _forge,
     "rings": _ring,
     "claims a path": _claim_a_path,
     "is not allowed": lambda _: os.kill(1, 0),

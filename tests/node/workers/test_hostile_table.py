@@ -21,6 +21,7 @@ from tests.own_descriptors import may_open_no_more
 from nodeplug.hosting.overdue import TOTAL
 from nodeplug.observe.own_calls import SILENCE
 from nodeplug.testing.waiting import until
+from nodeplug.worker.log_allowance import BURST, PER_SECOND
 
 TICKS = os.sysconf("SC_CLK_TCK")
 DESCRIPTORS = 256
@@ -104,6 +105,11 @@ def moves_the_daemon(node: Node) -> None:
     assert node.folder() == "/proc"
 
 
+def fills_the_log(node: Node) -> None:
+    assert node.call() == ""
+    assert node.scratch.log.count("\nflood") > 4000
+
+
 # --- in a process -----------------------------------------------------------------------------------------------
 
 
@@ -142,7 +148,8 @@ def keeps_to_its_descriptors(why: str) -> Check:
         assert node.call("other") == ""
         assert len(node.descriptors()) < len(before) + 8
         assert re.search(why, node.until_started_again()), node.scratch.log[-5000:]
-        passing = ("socket:", "anon_inode:[pidfd]", str(node.scratch.paths.state))  # what is just being written, too
+        of_workers = ("socket:", "pipe:", "anon_inode:[pidfd]")
+        passing = (*of_workers, str(node.scratch.paths.state))  # what is just being written, too
         stay = {number: link for number, link in before.items() if not link.startswith(passing)}
         assert stay.items() <= node.descriptors().items()
 
@@ -154,6 +161,14 @@ CLOSES = keeps_to_its_descriptors(
     "did not come back|it closed the channel of a call and lived on|it exited with status 0"
 )
 OPENS = keeps_to_its_descriptors("did not come back|no file descriptor was free")
+
+
+def leaves_lines_out(node: Node) -> None:
+    assert node.call() == ""
+    until(lambda: node.scratch.log.count("it wrote: flood") >= BURST)
+    os.kill(node.plugin()["process"]["pid"], signal.SIGKILL)
+    until(lambda: f"lines of plugin hostile were left out: it may log {PER_SECOND}" in node.scratch.log)
+    assert node.scratch.log.count("it wrote: flood") < 2 * BURST
 
 
 def moves_itself(node: Node) -> None:
@@ -258,6 +273,18 @@ ROWS = [
         "replaces json",
         (f"nobody is answered; {NO_ANSWERS}", leaves_callers_unanswered),
         ("its own is another", harms_nobody),
+    ),
+    Row(
+        "writes or logs without end",
+        "floods",
+        ("the log is full of it, and journald leaves out lines of the daemon, too", fills_the_log),
+        (
+            (
+                f"{PER_SECOND} lines in a second are in the log, with a count of the others; "
+                "one who writes still faster waits"
+            ),
+            leaves_lines_out,
+        ),
     ),
     Row(
         "changes the working directory",

@@ -96,10 +96,25 @@ def test_a_process_has_no_descriptor_of_the_daemon_and_neither_its_event_loop_no
     node.start()
     until_all_run(node)
     found = json.loads(node.run("inspect", "guest").stdout)["guest"]
-    files = [link for link in found["open"] if link.startswith("/") and not link.startswith(("/dev/", "/proc/"))]
-    assert {Path(file).name for file in files} == {"daemon.log"}  # stdout and stderr
+    assert not [link for link in found["open"] if link.startswith("/") and not link.startswith(("/dev/", "/proc/"))]
+    pipes = [link for link in found["open"] if link.startswith("pipe:")]
+    assert len(pipes) == 2  # its standard output and error
+    assert len({*pipes}) == 1
     assert sum(link.startswith("socket:") for link in found["open"]) == 2  # the control socket, and this call's
     assert {"asyncio", "grpc", "google", "pyroute2", "typer"}.isdisjoint(found["modules"])
+
+
+def test_what_a_process_writes_is_in_the_log_as_its_own_and_the_log_goes_on(node: ScratchNode) -> None:
+    node.configure(f'{SECTION}[plugins.guest.config]\nat = "health"\nhow = "forges"\n')
+    node.start()
+    before = len(node.log)
+    until(lambda: "the node is lost" in node.log)
+    assert len(node.log) > before > 0
+    (line,) = [line for line in node.log.splitlines() if "the node is lost" in line]
+    assert " WARNING nodeplug.plugin.guest [guest] it wrote: 2026-01-02T03:04:05.678Z ERROR nodeplug.daemon" in line
+    first = pid(node)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: "was killed by SIGKILL" in node.log)
 
 
 def test_processes_end_with_the_daemon_and_their_plugins_are_stopped(node: ScratchNode) -> None:
