@@ -197,7 +197,7 @@ def _ask_again_and_again(host: n.Host) -> None:
 
 
 def _flood(_: n.Host) -> None:
-    for _ in range(500):
+    for _turn in range(500):
         os.write(2, b"flood\n" * 10)
 
 
