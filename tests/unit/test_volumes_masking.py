@@ -45,6 +45,9 @@ FORMS: dict[str, Callable[[bytes], str]] = {
     "repr": lambda secret: repr(readable(secret)),
     "repr of bytes": repr,
     "an argv": lambda secret: str(["mount", "-o", f"password={readable(secret)}"]),
+    "JSON in JSON": lambda secret: json.dumps(json.dumps({"password": readable(secret)})),
+    "repr of a repr": lambda secret: repr([repr(secret)]),
+    "JSON in a repr": lambda secret: repr(json.dumps(readable(secret))),
     "base64 in a URL": lambda secret: quote(base64.b64encode(secret), safe=""),
 }
 
@@ -58,6 +61,30 @@ def test_a_secret_is_masked_in_every_form(form: str, secret: bytes) -> None:
     assert told not in masked
     assert masked.startswith("login failed (")
     assert masked.endswith("), try again")
+
+
+@pytest.mark.parametrize("after", [b"", b"@", b":x", b"@host"])
+@pytest.mark.parametrize("before", [b"user", b"user:", b"a user"])
+def test_no_whole_character_of_a_secret_is_left_of_a_longer_text_in_base64(before: bytes, after: bytes) -> None:
+    secret = b"correct horse battery staple"
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        masked = redact(f"Authorization: Basic {encode(before + secret + after).decode()}", Secrets({"p": secret}))
+        told = masked.partition("Basic ")[2]
+        left, _, right = told.partition(MASK)
+        assert MASK in told
+        assert len(left) <= -(-len(before) * 8 // 6)
+        assert len(right) <= len(encode(b"xx" + after))
+
+
+def test_each_line_of_a_key_is_masked_and_its_marks_are_not() -> None:
+    key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEF\n-----END PRIVATE KEY-----\n"
+    told = "\n".join(f"it wrote: {line}" for line in key.splitlines())
+    marks = ("it wrote: -----BEGIN PRIVATE KEY-----", "it wrote: -----END PRIVATE KEY-----")
+    assert redact(told, Secrets({"key": key.encode()})).splitlines() == [marks[0], *["it wrote: ***"] * 2, marks[1]]
+
+
+def test_a_short_line_of_a_secret_does_not_shred_the_message() -> None:
+    assert redact("cannot mount\nit", Secrets({"p": b"mount\nhunter2-hunter2"})) == "cannot mount\nit"
 
 
 def test_a_secret_on_a_command_line_is_masked() -> None:

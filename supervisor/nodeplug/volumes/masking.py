@@ -1,7 +1,7 @@
 """Masks secrets in texts, in every form in which they may appear.
 
-Owns: the forms of a secret (as it is, base64, URL-quoted, hexadecimal, escaped as in JSON or in a repr), and the
-secrets of mounted volumes: `unmount` carries none, but its errors may.
+Owns: the forms of a secret (as it is, its lines, base64, URL-quoted, hexadecimal, escaped once or twice as in JSON or
+in a repr), and the secrets of mounted volumes: `unmount` carries none, but its errors may.
 Refuses: to write a secret anywhere: they are kept in memory, until the volume is unmounted.
 """
 
@@ -21,9 +21,15 @@ _KEPT: Final = 4096
 _BYTES: Final = 8 << 20
 """Bytes of them per driver, besides those of the newest mount; a Secret of Kubernetes has 1 MiB at most."""
 _LOGGED: Final = 512
-"""Secrets that are looked for in what plugins log; each has some twenty forms."""
+"""Secrets that are looked for in what plugins log; each has some twenty forms, and one for each line."""
 _LOGGED_BYTES: Final = 4096
-"""Bytes of such a secret, so that all forms together have some tens of MiB at most."""
+"""Bytes of such a secret, so that all forms together have about 100 MiB at most."""
+_LINE_FROM: Final = 8
+"""Bytes of a line of a secret that is masked alone."""
+_LINES: Final = 64
+"""Lines of a secret that are masked alone."""
+_INSIDE_FROM: Final = 6
+"""Characters of a secret inside of a text in base64: fewer would be found where it is not."""
 _SHORTEST: Final = 4
 """Bytes of a secret that one character of a text may stand for (UTF-8); every other form is longer than the secret."""
 
@@ -51,20 +57,53 @@ def _forms(value: bytes) -> Iterator[str]:
         if len(whole) < _FROM:  # masking every "a" in a sentence would reveal the secret
             continue
         yield from _encoded(whole)
-        text = whole.decode("utf-8", "replace")
-        yield from (text, repr(text)[1:-1], repr(whole)[2:-1], text.encode("unicode_escape").decode())
-        yield from (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+        for form in _escaped(whole):
+            yield from (form, json.dumps(form)[1:-1], repr(form)[1:-1])
         for safe in ("/", ""):
             yield from _both_cases(quote(whole, safe=safe))
             yield from _both_cases(quote_plus(whole, safe=safe))
+
+    for line in _lines(value):
+        yield from _escaped(line)
+
+
+def _lines(value: bytes) -> Iterator[bytes]:
+    """Yield the lines of a secret of several, as a log shows a key; not the marks of PEM, which are no secret."""
+    lines = value.strip().split(b"\n", _LINES)[:_LINES]
+    if len(lines) > 1:
+        for line in map(bytes.strip, lines):
+            if len(line) >= _LINE_FROM and not line.startswith(b"-----"):
+                yield line
+
+
+def _escaped(whole: bytes) -> Iterator[str]:
+    text = whole.decode("utf-8", "replace")
+    yield from (text, repr(text)[1:-1], repr(whole)[2:-1], text.encode("unicode_escape").decode())
+    yield from (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def _encoded(whole: bytes) -> Iterator[str]:
     for encode in (base64.standard_b64encode, base64.urlsafe_b64encode):
         form = encode(whole).decode()
         yield from (form, form.rstrip("="), quote(form, safe=""))
+        for before in range(3):
+            inner = _inside_base64(whole, before, encode)
+            if len(inner) >= _INSIDE_FROM:
+                yield inner
     yield from (whole.hex(), whole.hex().upper())
     yield from (whole.hex(separator) for separator in ":- ")
+
+
+def _inside_base64(whole: bytes, before: int, encode: Callable[[bytes], bytes]) -> str:
+    """Return the characters of a secret inside of a longer text in base64, such as a password behind a name.
+
+    Args:
+        whole: the secret.
+        before: how many bytes of the text are before it, modulo three.
+        encode: the alphabet.
+    """
+    first, last = -(-before * 8 // 6), (before + len(whole)) * 8 // 6  # the others are characters of neighbours, too
+    return encode(bytes(before) + whole).decode()[first:last]
 
 
 def _both_cases(quoted: str) -> Iterator[str]:
