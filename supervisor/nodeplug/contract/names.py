@@ -10,7 +10,8 @@ from typing import Final
 
 _QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""At most 100 characters: `vendor~driver`, and a name beside it while a file is written, are names of files, too."""
 
 
 def extended_resource(name: str) -> str:
@@ -38,7 +39,7 @@ def cni_executable(name: str) -> str:
         ValueError: it cannot be one.
     """
     if not _FILE_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot be the name of an executable on CNI_PATH")
+        raise ValueError(f"{name!r} cannot be the name of an executable on CNI_PATH: use up to 100 letters, digits, '-', '_' and '.'")
     return name
 
 
@@ -49,7 +50,7 @@ def exclusive_name(name: str) -> str:
         ValueError: it has characters that a message could not show.
     """
     if not _FILE_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot be the name of an exclusive claim: use letters, digits, '-', '_' and '.'")
+        raise ValueError(f"{name!r} cannot be the name of an exclusive claim: use up to 100 letters, digits, '-', '_' and '.'")
     return name
 
 
@@ -75,5 +76,5 @@ def flex_driver(name: str) -> str:
     """
     parts = name.split("/")
     if len(parts) > 2 or not all(_FILE_NAME.fullmatch(part) for part in parts):
-        raise ValueError(f"{name!r} is not a FlexVolume driver: it needs the form vendor/driver")
+        raise ValueError(f"{name!r} is not a FlexVolume driver: it needs the form vendor/driver, each up to 100 letters, digits, '-', '_' and '.'")
     return name
