@@ -21,8 +21,10 @@ LDCONFIG = ("/sbin/ldconfig.real", "/usr/sbin/ldconfig.real", "/sbin/ldconfig", 
 """Ubuntu's `ldconfig` is a script; the program is `ldconfig.real`."""
 _MAX_LINKS = 40
 _PATIENCE = 20
-# In a mount namespace of its own: first cover each /proc of the container, then update the cache.
+# In a mount namespace of its own: first cover each /proc of the container, then update the cache. The limit is one of
+# heap, in KiB: ldconfig reads a line of the image's files as a whole, and maps libraries, which does not count.
 _HIDDEN = """
+ulimit -d 262144 || exit 1
 ldconfig=$1 root=$2; shift 2
 while [ "$1" != -- ]; do mount -t tmpfs -o mode=555,size=64k tmpfs "$1" || exit 1; shift; done
 shift
@@ -144,14 +146,18 @@ def update_cache(root: str, folders: list[str]) -> None:
     if program is None:
         raise Failed("the node has no ldconfig")
     command = ["unshare", "--mount", "sh", "-c", _HIDDEN, "sh", program, root, *_proc(root), "--", *folders]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=_PATIENCE,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        why = "a file below /etc/ld.so.conf.d may be no regular one"
+        raise Failed(f"ldconfig in its root did not end within {_PATIENCE} s: {why}") from None
     if done.returncode:
         said = done.stdout.decode(errors="replace").strip()[-1000:]
         raise Failed(f"ldconfig in its root failed with {done.returncode}: {said}")

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import resource
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,13 +42,15 @@ class Container:
         self.outside.mkdir()
         (self.bundle / "config.json").write_text(json.dumps({"root": {"path": "rootfs"}}))
 
-    def hook(self, arguments: Sequence[str] = ARGUMENTS, state: str | None = None, before: str = ":") -> str:
+    def hook(
+        self, arguments: Sequence[str] = ARGUMENTS, state: str | None = None, before: str = ":", source: str = SOURCE
+    ) -> str:
         """Run it where a command has prepared a mount namespace; return what it says of a failure."""
         told = json.dumps({"ociVersion": "1.0.2", "id": "x", "pid": 1, "bundle": str(self.bundle)})
         done = subprocess.run(
             [
                 *("unshare", "--mount", "--pid", "--fork", "sh", "-c", f'{before} && "$@"', "sh"),
-                *("/usr/bin/python3", "-IS", "-c", SOURCE, *arguments),
+                *("/usr/bin/python3", "-IS", "-c", source, *arguments),
             ],
             input=told if state is None else state,
             capture_output=True,
@@ -154,6 +157,31 @@ def test_a_failure_of_ldconfig_is_told_with_what_it_said(container: Container) -
 def test_links_in_a_circle_end(container: Container) -> None:
     (container.root / "etc/ld.so.conf.d").symlink_to("/etc/ld.so.conf.d")
     assert "/etc/ld.so.conf.d has too many links" in container.hook()
+
+
+@pytest.mark.node
+def test_an_image_whose_list_of_folders_is_a_fifo_ends_with_a_sentence(container: Container) -> None:
+    """A second: the hook waits for it."""
+    folder = container.root / "etc/ld.so.conf.d"
+    folder.mkdir()
+    os.mkfifo(folder / "some.conf")
+    source = SOURCE.replace("_PATIENCE = 20", "_PATIENCE = 1")
+    assert source != SOURCE
+    assert "ldconfig in its root did not end within 1 s: a file below /etc/ld.so.conf.d may be no" in container.hook(
+        source=source
+    )
+
+
+@pytest.mark.node
+def test_an_image_whose_list_of_folders_never_ends_takes_little_memory(container: Container) -> None:
+    folder = container.root / "etc/ld.so.conf.d"
+    folder.mkdir()
+    with (folder / "some.conf").open("wb") as file:
+        file.truncate(8 << 30)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert container.hook() == ""
+    assert "libcuda.so.1" in container.cached()
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < before + (512 << 10)
 
 
 def test_it_is_short_enough_for_an_argument_and_a_python_of_2018_reads_it() -> None:
