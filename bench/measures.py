@@ -146,7 +146,8 @@ WORST_INPUTS: Final = {
     "beside_folders_p99_ms": ("beside four mounts of an image with a path of sixty thousand folders, p99", 1000.0),
     "beside_links_p99_ms": ("beside four mounts of an image with 200,000 hard links to a file, p99", 1000.0),
     "beside_answers_p99_ms": ("beside an API server that answers with 60 MiB of empty lists, p99", 1000.0),
-    "memory_growth_mib": ("what the daemon's memory has grown by in all turns, MiB", 0.0),
+    "memory_before_mib": ("resident memory of the daemon before all this, MiB", 0.0),
+    "memory_most_mib": ("the same after a turn, at most: answers of 60 MiB to several requests at once", 0.0),
 }
 """Figures of a neighbour of the worst inputs, with their limits; 0 means none."""
 

@@ -92,11 +92,12 @@ def measure(rounds: int, seconds: float) -> dict[str, float]:
             series: dict[str, list[float]] = {who: [] for who in senders}
             life = _Neighbour(node, folder, first).life
             life()  # the first one makes the bridge
-            before = rss_mib(node.pid)
+            memory = [rss_mib(node.pid)]
             for who, sends in [*senders.items()] * rounds:
                 with sends():
                     series[who] += _lives(life, seconds)
-            figures = {"memory_growth_mib": rss_mib(node.pid) - before}
+                memory.append(rss_mib(node.pid))
+            figures = {"memory_before_mib": memory[0], "memory_most_mib": max(memory)}
     finally:
         folders.unmount_below(folder)
         folders.remove(folder)

@@ -41,7 +41,8 @@ def programs(source: Path) -> list[int]:
 def end_strays(hosts: Path) -> None:
     """Kill the programs that the stopped plugins below a folder have left, and collect the status of this process's."""
     for folder in hosts.glob("*/volumes/*/"):
-        for pid in strays(Room(folder)):
+        record = Room(folder).read()
+        for pid in strays(Room(folder), record.user) if record is not None else []:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)

@@ -180,7 +180,7 @@ NUMBERS = [
     ("networks.md", f"a pod gets at most {MOST_NETWORKS} networks"),
     ("operating.md", f"the last {KEPT} are for what ends something"),
     ("plugin-processes.md", f"Its last {KEPT} are kept"),
-    ("plugin-processes.md", f"is {log_allowance.PER_SECOND} lines in a second and {log_allowance.BURST:,} at once"),
+    ("plugin-processes.md", f"{log_allowance.PER_SECOND} lines in a second, and {log_allowance.BURST:,} at once"),
     ("operating.md", f"own calls for {own_calls.SILENCE:g} s"),
     ("plugin-processes.md", f"`/healthz` says so after {own_calls.SILENCE:g} s"),
     ("operating.md", f"after {FIRST_RETRY:g} s to {LAST_RETRY:g} s"),

@@ -23,8 +23,10 @@ def test_a_burst_passes_and_then_so_many_in_each_second() -> None:
     clock = Clock()
     allowance = LogAllowance("acme", clock)
     assert [allowance.take() for _ in range(BURST + 1)].count(True) == BURST
-    clock.now = 0.5
-    assert [allowance.take() for _ in range(PER_SECOND)].count(True) == PER_SECOND // 2
+    clock.now = 0.99
+    assert not allowance.take()
+    clock.now = 1
+    assert [allowance.take() for _ in range(2 * PER_SECOND)].count(True) == PER_SECOND
     clock.now = 1e6
     assert [allowance.take() for _ in range(2 * BURST)].count(True) == BURST
 
@@ -41,6 +43,17 @@ def test_the_first_line_after_others_says_how_many_were_left_out(caplog: pytest.
     assert allowance.take()
     allowance.end()
     assert len(said(caplog)) == 1
+
+
+def test_in_a_flood_there_is_one_such_sentence_in_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    allowance = LogAllowance("acme", clock)
+    taken = 0
+    for step in range(10_000):
+        clock.now = step / 1000
+        taken += allowance.take()
+    assert BURST + 8 * PER_SECOND <= taken <= BURST + 10 * PER_SECOND
+    assert len(said(caplog)) <= 10
 
 
 def test_the_end_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:

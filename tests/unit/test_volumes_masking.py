@@ -77,14 +77,14 @@ def test_no_whole_character_of_a_secret_is_left_of_a_longer_text_in_base64(befor
 
 
 def test_each_line_of_a_key_is_masked_and_its_marks_are_not() -> None:
-    key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEF\n-----END PRIVATE KEY-----\n"
-    told = "\n".join(f"it wrote: {line}" for line in key.splitlines())
-    marks = ("it wrote: -----BEGIN PRIVATE KEY-----", "it wrote: -----END PRIVATE KEY-----")
-    assert redact(told, Secrets({"key": key.encode()})).splitlines() == [marks[0], *["it wrote: ***"] * 2, marks[1]]
+    lines = ["-----BEGIN PRIVATE KEY-----", *(f"MIIEvQIBADANBgkqhkiG9w0BAQEF{number:04}" for number in range(30))]
+    secrets = Secrets({"key": "\n".join([*lines, "-----END PRIVATE KEY-----", ""]).encode()})
+    assert [redact(f"it wrote: {line}", secrets) for line in lines[1:]] == ["it wrote: ***"] * 30
+    assert redact(lines[0], secrets) == lines[0]
 
 
 def test_a_short_line_of_a_secret_does_not_shred_the_message() -> None:
-    assert redact("cannot mount\nit", Secrets({"p": b"mount\nhunter2-hunter2"})) == "cannot mount\nit"
+    assert redact("cannot mount a file", Secrets({"p": b"mount a file\nhunter2-hunter2"})) == "cannot mount a file"
 
 
 def test_a_secret_on_a_command_line_is_masked() -> None:
@@ -97,6 +97,15 @@ def test_a_short_secret_does_not_shred_the_message() -> None:
 
 def test_a_secret_with_a_newline_is_masked_without_it_too() -> None:
     assert redact("login failed for hunter2", Secrets({"password": b"hunter2\n"})) == "login failed for ***"
+
+
+def test_of_secrets_that_overlap_nothing_is_left() -> None:
+    secrets = Secrets({"one": b"abcdef", "two": b"defghijkl", "three": b"xyz1"})
+    assert redact("<abcdefghijkl>xyz1xyz1", secrets) == "<***>******"
+
+
+def test_a_secret_of_few_characters_of_many_bytes_is_masked() -> None:
+    assert redact("by \U0001f511 it", Secrets({"p": "\U0001f511".encode()})) == f"by {MASK} it"
 
 
 def test_a_secret_inside_another_leaves_nothing_of_the_longer_one() -> None:
@@ -143,14 +152,13 @@ def test_what_a_plugin_logs_is_masked_for_every_driver_while_a_volume_is_mounted
 def test_a_secret_that_is_mounted_while_a_line_is_masked_is_masked_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Known()
     known.remember("a/b", "/t", Secrets({"password": b"hunter2"}))
-    encode = masking._forms_of
+    choose = masking._newest
 
-    def mounted_meanwhile(values: Any) -> tuple[str, ...]:
-        made = encode(values)
+    def mounted_meanwhile(values: Any) -> Any:
         known.remember("c/d", "/u", Secrets({"token": b"another"}))
-        return made
+        return choose(values)
 
     with monkeypatch.context() as patched:
-        patched.setattr(masking, "_forms_of", mounted_meanwhile)
+        patched.setattr(masking, "_newest", mounted_meanwhile)
         known.hide("")
     assert known.hide("hunter2 and another") == f"{MASK} and {MASK}"

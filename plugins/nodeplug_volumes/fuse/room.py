@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
-from nodeplug import InProgress, NotReady, PluginError, mount, mounted_at, unmount
+from nodeplug import InProgress, NotReady, PluginError, mount, mounted_at, read_bounded, unmount
 from nodeplug_volumes.fuse import fusermount
 from nodeplug_volumes.fuse.launch import FOLDERS, NAMES
 
 _OUTPUT_LIMIT: Final = 1 << 20
 _TAIL: Final = 400
+_SEARCHED: Final = 32 << 10
+"""Bytes at the end of the output in which secrets are looked for."""
 _SYSTEM_PYTHON: Final = "/usr/bin/python3"
 _PAUSE: Final = 0.05
 
@@ -183,6 +185,8 @@ class Room:
                 os.chown(self.private / name, record.user, record.group)
             self._make_programs()
             _write(self.private / "variables", json.dumps(variables).encode(), None)
+            hidden = [*variables.values(), *(value.decode(errors="replace") for value in files.values())]
+            _write(self.private / "hidden", json.dumps(hidden).encode(), None)
             _write(self.private / "output", b"", None)
         except OSError as error:
             raise PluginError(f"cannot prepare {self.private}: {error.strerror}") from error
@@ -215,21 +219,25 @@ class Room:
         return {str(name): str(value) for name, value in found.items()}
 
     def last_output(self) -> str:
-        """Return what the program printed last, without secrets."""
-        with suppress(OSError):
-            whole = (self.private / "output").read_bytes()[-_OUTPUT_LIMIT:].decode(errors="replace")
-            text = self._masked(whole)[-_TAIL:]  # the other way round, part of a secret would not be found
+        """Return what the program printed last, without secrets; nothing if it is not known what they are."""
+        with suppress(OSError, ValueError):
+            with (self.private / "output").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _SEARCHED))
+                text = file.read(_SEARCHED).decode(errors="replace")
+            text = self._masked(text)[-_TAIL:]  # the other way round, part of a secret would not be found
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             return "; ".join(lines[-2:])
         return ""
 
     def _masked(self, text: str) -> str:
-        known = {value for value in self.variables().values() if value}
-        for file in (self.private / "secrets").iterdir():
-            content = file.read_bytes().decode(errors="replace")
-            known |= {
-                piece for piece in (content, *content.split(), *content.replace(":", " ").split()) if len(piece) > 3
-            }
+        # As they were given: the program may change its own files, and put a pipe in the place of one.
+        given: list[str] = json.loads(read_bounded(self.private / "hidden"))
+        known = {
+            piece
+            for one in given
+            for piece in (one, *one.split(), *one.replace(":", " ").split())
+            if len(piece) > 3  # fewer characters would be found in every sentence
+        }
         for value in sorted((form for one in known for form in _forms(one)), key=len, reverse=True):
             text = text.replace(value, "***")
         return text

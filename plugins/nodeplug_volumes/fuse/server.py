@@ -209,7 +209,7 @@ class Server:
             self._cut(record)
             within(_KILL, lambda: unmount(staging, lazy=True))
         self._await_end(record, 0.0 if at_once else _END)
-        for pid in strays(self.room):
+        for pid in strays(self.room, record.user):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         record.pid, record.started = 0, ""
@@ -260,12 +260,23 @@ def readable(seconds: float, *descriptors: int) -> set[int]:
     return {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
 
 
-def strays(room: Room) -> list[int]:
-    """Return every process that a volume's program has started, itself included: they inherit its mark."""
+def strays(room: Room, user: int) -> list[int]:
+    """Return every process that a volume's program has started, itself included: they inherit its mark.
+
+    Args:
+        room: of the volume.
+        user: whom its program runs as, and so its children. The environment of others is not read: that waits for the
+            lock of their memory, which a process may hold that hangs in the kernel.
+    """
     mark, found = os.fsencode(f"{MARK}={room.root}"), []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with suppress(OSError):
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                if _user_of(folder) == user and mark in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
     return found
+
+
+def _user_of(process: Path) -> int:
+    """Return the real user of a process. The owner of its folder is root if it may not be dumped (proc(5), status)."""
+    return int((process / "status").read_text(errors="replace").partition("\nUid:")[2].split(maxsplit=1)[0])

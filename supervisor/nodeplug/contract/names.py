@@ -10,8 +10,10 @@ from typing import Final
 
 _QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """At most 100 characters: `vendor~driver`, and a name beside it while a file is written, are names of files, too."""
+_CHARACTERS: Final = "letters, digits, '-', '_' and '.'"
 
 
 def extended_resource(name: str) -> str:
@@ -39,7 +41,7 @@ def cni_executable(name: str) -> str:
         ValueError: it cannot be one.
     """
     if not _FILE_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot be the name of an executable on CNI_PATH: use up to 100 letters, digits, '-', '_' and '.'")
+        raise ValueError(f"{name!r} cannot be the name of an executable on CNI_PATH: use up to 100 {_CHARACTERS}")
     return name
 
 
@@ -49,8 +51,8 @@ def exclusive_name(name: str) -> str:
     Raises:
         ValueError: it has characters that a message could not show.
     """
-    if not _FILE_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot be the name of an exclusive claim: use up to 100 letters, digits, '-', '_' and '.'")
+    if not _WORD.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be the name of an exclusive claim: use {_CHARACTERS}")
     return name
 
 
@@ -60,10 +62,9 @@ def extender_path(name: str) -> str:
     Raises:
         ValueError: it cannot be one.
     """
-    if len(name) > 253 or not all(_FILE_NAME.fullmatch(part) for part in name.split("/")):
+    if len(name) > 253 or not all(_WORD.fullmatch(part) for part in name.split("/")):
         raise ValueError(
-            f"{name!r} cannot be the path of an extender's urlPrefix: use letters, digits, '-', '_' and '.', with '/' "
-            "only between them"
+            f"{name!r} cannot be the path of an extender's urlPrefix: use {_CHARACTERS}, with '/' only between them"
         )
     return name
 
@@ -76,5 +77,7 @@ def flex_driver(name: str) -> str:
     """
     parts = name.split("/")
     if len(parts) > 2 or not all(_FILE_NAME.fullmatch(part) for part in parts):
-        raise ValueError(f"{name!r} is not a FlexVolume driver: it needs the form vendor/driver, each up to 100 letters, digits, '-', '_' and '.'")
+        raise ValueError(
+            f"{name!r} is not a FlexVolume driver: it needs the form vendor/driver, each up to 100 {_CHARACTERS}"
+        )
     return name

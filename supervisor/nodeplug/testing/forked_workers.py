@@ -10,6 +10,7 @@ A worker that is executed spends 0.4 s of CPU time on imports, more than all the
 import ctypes
 import fcntl
 import gc
+import io
 import json
 import os
 import resource
@@ -135,6 +136,8 @@ def _become(order: Mapping[str, Any], descriptors: list[int], orders: socket.soc
     os.environ.update(order["environment"])
     sys.path[:] = dict.fromkeys([*order["environment"]["PYTHONPATH"].split(os.pathsep), *sys.path])
     sys.path_importer_cache.clear()  # folders have other files by now
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(write_through=True)  # as with PYTHONUNBUFFERED
     sys.argv = ["nodeplug.worker", *order["arguments"]]
     with orders:
         try:

@@ -7,9 +7,11 @@ Refuses: to write a secret anywhere: they are kept in memory, until the volume i
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import chain
+from typing import Final, Self
 from urllib.parse import quote, quote_plus
 
 from nodeplug.contract.values import Secrets
@@ -23,32 +25,70 @@ _BYTES: Final = 8 << 20
 _LOGGED: Final = 512
 """Secrets that are looked for in what plugins log; each has some twenty forms, and one for each line."""
 _LOGGED_BYTES: Final = 4096
-"""Bytes of such a secret, so that all forms together have about 100 MiB at most."""
-_LINE_FROM: Final = 8
-"""Bytes of a line of a secret that is masked alone."""
+"""Bytes of such a secret."""
+_LOGGED_TOGETHER: Final = 512 << 10
+"""Bytes of all such secrets, so that their forms have some tens of MiB at most."""
+_LINE_FROM: Final = 16
+"""Bytes of a line of a secret that is masked alone; a shorter one may be a word."""
 _LINES: Final = 64
 """Lines of a secret that are masked alone."""
 _INSIDE_FROM: Final = 6
 """Characters of a secret inside of a text in base64: fewer would be found where it is not."""
 _SHORTEST: Final = 4
-"""Bytes of a secret that one character of a text may stand for (UTF-8); every other form is longer than the secret."""
+"""Bytes of a secret that one character of a text may stand for (UTF-8); no other form of a whole one is shorter."""
+_STARTS: Final = (24, 4)
+"""Characters by which forms are found, those of long ones first: many keys begin alike."""
 
 
 def redact(text: str, secrets: Secrets) -> str:
     """Mask every secret value of at least four bytes in a text, in any form."""
-    longest = _SHORTEST * len(text)  # a longer one is not in the text, and its forms would cost much
-    return _without(text, _forms_of(value for value in secrets.values() if len(value.strip()) <= longest))
+    return _Forms.of(secrets.values(), _SHORTEST * len(text)).mask(text)
 
 
-def _forms_of(values: Iterable[bytes]) -> tuple[str, ...]:
-    """Return all forms of secrets, the longest first."""
-    return tuple(sorted({form for value in values for form in _forms(value)}, key=len, reverse=True))
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    """What is looked for in a text, by its first characters: so it takes no longer when there is more of it."""
 
+    by_start: dict[str, set[str]]
+    short: frozenset[str]
 
-def _without(text: str, forms: Iterable[str]) -> str:
-    for form in forms:
-        text = text.replace(form, MASK)
-    return text
+    @classmethod
+    def of(cls, values: Iterable[bytes], longest: float = math.inf) -> Self:
+        """Make the forms of secrets; whole ones of up to so many bytes: a longer one is not in the text."""
+        by_start: dict[str, set[str]] = {}
+        short: set[str] = set()
+        for value in values:
+            for form in chain(_forms(value) if len(value.strip()) <= longest else (), _forms_of_lines(value)):
+                start = next((length for length in _STARTS if length <= len(form)), 0)
+                (by_start.setdefault(form[:start], set()) if start else short).add(form)
+        return cls(by_start, frozenset(short))
+
+    def mask(self, text: str) -> str:
+        """Mask what is found."""
+        parts, done = [], 0
+        for start, end in self._places(text):
+            parts += [text[done:start], MASK]
+            done = end
+        return "".join([*parts, text[done:]])
+
+    def _places(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield from where to where something is; forms that overlap are one."""
+        start = end = 0
+        for place in range(len(text) if self.by_start or self.short else 0):
+            length = max((len(form) for form in self._near(text, place) if text.startswith(form, place)), default=0)
+            if length and place >= end:
+                if end:
+                    yield start, end
+                start = place
+            end = max(end, place + length) if length else end
+        if end:
+            yield start, end
+
+    def _near(self, text: str, place: int) -> Iterator[str]:
+        """Yield the forms that may be at one place."""
+        for length in _STARTS:
+            yield from self.by_start.get(text[place : place + length], ())
+        yield from self.short
 
 
 def _forms(value: bytes) -> Iterator[str]:
@@ -63,17 +103,15 @@ def _forms(value: bytes) -> Iterator[str]:
             yield from _both_cases(quote(whole, safe=safe))
             yield from _both_cases(quote_plus(whole, safe=safe))
 
-    for line in _lines(value):
-        yield from _escaped(line)
 
-
-def _lines(value: bytes) -> Iterator[bytes]:
+def _forms_of_lines(value: bytes) -> Iterator[str]:
     """Yield the lines of a secret of several, as a log shows a key; not the marks of PEM, which are no secret."""
     lines = value.strip().split(b"\n", _LINES)[:_LINES]
     if len(lines) > 1:
         for line in map(bytes.strip, lines):
             if len(line) >= _LINE_FROM and not line.startswith(b"-----"):
-                yield line
+                text = line.decode("utf-8", "replace")
+                yield from (text, repr(text)[1:-1])
 
 
 def _escaped(whole: bytes) -> Iterator[str]:
@@ -124,7 +162,7 @@ class Known:
     _secrets: dict[str, dict[str, Secrets]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
     _changes: int = 0
-    _hidden: tuple[int, tuple[str, ...]] = (0, ())
+    _hidden: tuple[int, _Forms] = (0, _Forms({}, frozenset()))
     """The forms that `hide` looks for, and after how many changes they were made."""
 
     def remember(self, driver: str, target: str, secrets: Secrets) -> None:
@@ -147,7 +185,7 @@ class Known:
             self._changes += 1
 
     def hide(self, text: str) -> str:
-        """Mask secrets in a text that a plugin logs: the 512 newest of all drivers, of up to 4 KiB each.
+        """Mask secrets in a text that a plugin logs: the newest of all drivers, within bounds.
 
         Any thread may call it, but not the event loop: the first call after a mount encodes all of these secrets.
         """
@@ -155,9 +193,9 @@ class Known:
         if made != (changes := self._changes):
             kept = [secrets for each in tuple(self._secrets.values()) for secrets in tuple(each.values())[-_LOGGED:]]
             values = [value for secrets in kept for value in secrets.values() if len(value) <= _LOGGED_BYTES]
-            forms = _forms_of(values[-_LOGGED:])
+            forms = _Forms.of(_newest(values))
             self._hidden = changes, forms
-        return _without(text, forms)
+        return forms.mask(text)
 
     def of(self, driver: str) -> Secrets:
         """Return every secret of a driver."""
@@ -170,6 +208,16 @@ class Known:
         """
         kept = tuple(self._secrets.get(driver, {}).values())
         return (lambda text: redact(text, _together(kept))) if kept else str
+
+
+def _newest(values: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the last of some secrets, within the bounds of those that are looked for in logs."""
+    together = 0
+    for value in values[: -_LOGGED - 1 : -1]:
+        together += len(value)
+        if together > _LOGGED_TOGETHER:
+            return
+        yield value
 
 
 def _size(secrets: Secrets) -> int:

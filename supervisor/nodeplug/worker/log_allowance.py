@@ -4,7 +4,7 @@ Owns: the rate, and the count of what was left out.
 Refuses: lines: its callers have them.
 
 journald leaves out all lines of a unit, those of the daemon too, when one wrote 10,000 in 30 s (journald.conf(5),
-RateLimitBurst).
+RateLimitBurst). One plugin alone does not come near it.
 """
 
 import logging
@@ -21,7 +21,7 @@ PER_SECOND: Final = 100
 
 
 class LogAllowance:
-    """That of one process. Any thread may use it.
+    """How many lines of one process may be logged now. Any thread may use it.
 
     Args:
         plugin: the name of its section.
@@ -34,12 +34,15 @@ class LogAllowance:
         self._left, self._since, self._left_out = float(BURST), clock(), 0
 
     def take(self) -> bool:
-        """Return whether one more line may be written. The first one after others says how many were left out."""
+        """Return whether one more line may be logged; the first one after others says how many were left out.
+
+        Once one was left out, all are until those of a second may come, so there is one such sentence in a second.
+        """
         with self._changing:
             now = self._clock()
             self._left = min(BURST, self._left + (now - self._since) * PER_SECOND)
             self._since = now
-            if self._left < 1:
+            if self._left < (PER_SECOND if self._left_out else 1):
                 self._left_out += 1
                 return False
             self._left -= 1

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 from nodeplug.config.privileges import Privileges
@@ -86,24 +86,29 @@ class Worker:
         self._idle: list[Channel] = []
         self._asks = Asks(name, self._ask)
         self._allowance = LogAllowance(name)
-        with ExitStack() as failing:
-            failing.callback(lambda: self._limits.end(self.pid))
-            self._output = Output(name, self._allowance, privileges.user)
-            failing.callback(self._output.close)
+        try:
             self._start()
-            failing.pop_all()
+        except BaseException:
+            self._limits.end(self.pid)
+            raise
 
     def _start(self) -> None:
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            about = (self.privileges, self._limits.entrances, self._python)
-            self.pid = spawn(theirs.fileno(), self._output.end, *about)
-        except BaseException:
-            mine.close()
-            raise
+            output = Output(self.name, self._allowance)
+        except (OSError, RuntimeError) as error:
+            raise self._unattended(error) from error
+        try:
+            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                about = (self.privileges, self._limits.entrances, self._python)
+                self.pid = spawn(theirs.fileno(), output.end, *about)
+            except BaseException:
+                mine.close()
+                raise
+            finally:
+                theirs.close()
         finally:
-            theirs.close()
-            self._output.given()
+            output.release()
         self._control, self._exit = Control(mine), -1
         try:
             self._exit = os.pidfd_open(self.pid)
@@ -114,8 +119,11 @@ class Worker:
             mine.close()
             if self._exit >= 0:
                 os.close(self._exit)
-            text = f"the daemon cannot attend to the process of plugin {self.name!r} ({error})"
-            raise TryAgain(f"{text}; raise TasksMax or LimitNOFILE of its unit") from error
+            raise self._unattended(error) from error
+
+    def _unattended(self, error: Exception) -> TryAgain:
+        text = f"the daemon cannot attend to the process of plugin {self.name!r} ({error})"
+        return TryAgain(f"{text}; raise TasksMax or LimitNOFILE of its unit")
 
     @property
     def alive(self) -> bool:
@@ -262,12 +270,9 @@ class Worker:
         look = select.poll()
         look.register(self._control.fileno(), select.POLLIN)
         look.register(self._exit, select.POLLIN)
-        self._output.register(look)
         try:
             while True:
-                pause = min(self._limits.pause, self._output.pause)
-                ready = {descriptor for descriptor, _ in look.poll(pause * 1000)}
-                self._output.attend(look, ready, time.monotonic())
+                ready = {descriptor for descriptor, _ in look.poll(self._limits.pause * 1000)}
                 if excess := self._limits.excess(self.pid):
                     self.kill(excess)
                 if self._wanted and time.monotonic() - self._wanted > LAST_CALLS:
@@ -356,7 +361,6 @@ class Worker:
         status = os.waitid(os.P_PIDFD, self._exit, os.WEXITED | os.WNOHANG)
         with self._changing:
             self.why = self.why or ("" if self._wanted else self._told(status))
-        self._output.close()
         if not self._wanted:  # first, so that a caller who asks again at once finds the gate held
             self._ended(self.why)
         with self._changing:

@@ -114,6 +114,7 @@ def _spawn(arguments: list[str], control: int, output: int, privileges: Privileg
     left = _NOT_INHERITED | _OF_THIS_PYTHON
     own = copy_environment()
     environment = {name: value for name, value in own.items() if name not in left}
+    environment["PYTHONUNBUFFERED"] = "1"  # what is printed is logged at once, also before an end without notice
     if privileges.user is not None:
         environment |= {"HOME": privileges.home, "USER": privileges.name, "LOGNAME": privileges.name}
     if not apart:

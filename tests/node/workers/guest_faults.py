@@ -139,7 +139,11 @@ def _start(*command: str, session: bool = False, group: int | None = None) -> Ca
     """Start a child."""
 
     def way(_: n.Host) -> None:
-        CHILDREN.append(subprocess.Popen(command, start_new_session=session, process_group=group))
+        # What outlives the daemon has an output of its own.
+        output = subprocess.DEVNULL if session else None
+        CHILDREN.append(
+            subprocess.Popen(command, stdout=output, stderr=output, start_new_session=session, process_group=group)
+        )
 
     return way
 
@@ -199,6 +203,10 @@ def _ask_again_and_again(host: n.Host) -> None:
 def _flood(_: n.Host) -> None:
     for _turn in range(500):
         os.write(2, b"flood\n" * 10)
+
+
+def _say_farewell(_: n.Host) -> None:
+    sys.stdout.write("farewell")
 
 
 def _forge(_: n.Host) -> None:
@@ -261,6 +269,7 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "keeps descriptors": _keep_descriptors,
     "asks again and again": _ask_again_and_again,
     "floods": _flood,
+    "prints": _say_farewell,
     "forges": _forge,
     "rings": _ring,
     "claims a path": _claim_a_path,

@@ -148,8 +148,7 @@ def keeps_to_its_descriptors(why: str) -> Check:
         assert node.call("other") == ""
         assert len(node.descriptors()) < len(before) + 8
         assert re.search(why, node.until_started_again()), node.scratch.log[-5000:]
-        of_workers = ("socket:", "pipe:", "anon_inode:[pidfd]")
-        passing = (*of_workers, str(node.scratch.paths.state))  # what is just being written, too
+        passing = ("socket:", "anon_inode:[pidfd]", str(node.scratch.paths.state))  # what is just being written, too
         stay = {number: link for number, link in before.items() if not link.startswith(passing)}
         assert stay.items() <= node.descriptors().items()
 

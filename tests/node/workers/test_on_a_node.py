@@ -97,10 +97,9 @@ def test_a_process_has_no_descriptor_of_the_daemon_and_neither_its_event_loop_no
     until_all_run(node)
     found = json.loads(node.run("inspect", "guest").stdout)["guest"]
     assert not [link for link in found["open"] if link.startswith("/") and not link.startswith(("/dev/", "/proc/"))]
-    pipes = [link for link in found["open"] if link.startswith("pipe:")]
-    assert len(pipes) == 2  # its standard output and error
-    assert len({*pipes}) == 1
-    assert sum(link.startswith("socket:") for link in found["open"]) == 2  # the control socket, and this call's
+    sockets = [link for link in found["open"] if link.startswith("socket:")]
+    assert len(sockets) == 4
+    assert len({*sockets}) == 3  # its standard output and error are one; the control socket, and this call's
     assert {"asyncio", "grpc", "google", "pyroute2", "typer"}.isdisjoint(found["modules"])
 
 
@@ -115,6 +114,16 @@ def test_what_a_process_writes_is_in_the_log_as_its_own_and_the_log_goes_on(node
     first = pid(node)
     os.kill(first, signal.SIGKILL)
     until(lambda: "was killed by SIGKILL" in node.log)
+
+
+@pytest.mark.parametrize("node", [True, pytest.param(False, marks=pytest.mark.whole)], indirect=True)
+def test_what_a_process_prints_last_is_in_the_log(node: ScratchNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    node.configure(f'{SECTION}[plugins.guest.config]\nat = "stop"\nhow = "prints"\n')
+    node.start()
+    until_all_run(node)
+    node.configure(SECTION.replace("isolation", "enabled = false\nisolation"))
+    until(lambda: "it wrote: farewell" in node.log)
 
 
 def test_processes_end_with_the_daemon_and_their_plugins_are_stopped(node: ScratchNode) -> None:

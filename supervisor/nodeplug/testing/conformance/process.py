@@ -72,8 +72,8 @@ def _changes(exam: Examination) -> Iterator[str]:
         yield f"its working directory is {folder}"
     if (mask := processes.status(pid).get("Umask")) != (mine := processes.status(processes.OWN).get("Umask")):
         yield f"its umask is {mask}, it was {mine}"
-    if exam.isolation == "process":  # what it writes goes to the daemon, by a pipe
-        log = next((one for one in processes.descriptors(exam.node.pid).values() if one == opened.get(2)), "a pipe")
+    if exam.isolation == "process":  # what it writes goes to the daemon, by one socket
+        log = next((link for link in (opened.get(2), opened.get(1)) if link and link.startswith("socket:")), "a socket")
     for number, (name, was) in enumerate((("stdin", "/dev/null"), ("stdout", log), ("stderr", log))):
         if (found := opened.get(number, "closed")) != was:
             yield f"its {name} is {found}, it was {was}"

@@ -86,7 +86,10 @@ def test_a_program_that_answers_again_may_save_what_it_holds_although_nobody_has
     plugin = make_plugin(files={"command": ["sh", "-c", script, "sh", "{mountpoint}"]})
     node = make_node(fuse=plugin)
     node.mount(DRIVER, node.target("a"), {})
-    (own,) = [pid for pid in strays(Room.of(run_dir(plugin), volumes(plugin)[0]["volume"])) if pid != pid_of(plugin)]
+    room = Room.of(run_dir(plugin), volumes(plugin)[0]["volume"])
+    record = room.read()
+    assert record is not None
+    (own,) = [pid for pid in strays(room, record.user) if pid != pid_of(plugin)]
     os.kill(own, signal.SIGSTOP)
     until(lambda: "does not answer" in condition_of(plugin), PATIENCE)
     plugin.stop()

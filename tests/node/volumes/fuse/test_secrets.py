@@ -49,6 +49,14 @@ def test_a_secret_reaches_the_program_alone(
     assert "geheim" not in json.dumps(answer) + caplog.text
 
 
+def test_a_program_that_puts_a_pipe_in_the_place_of_a_secret_delays_nobody(make_node: Any, make_plugin: Any) -> None:
+    script = "cd /tmp/secrets; cat key; rm key; mkfifo key; ln -s /dev/zero other; exit 1"
+    plugin = make_plugin(tells={"command": ["sh", "-c", script, "{mountpoint}"], "secrets": {"key": {}}})
+    node = make_node(fuse=plugin)
+    message = node.mount(DRIVER, node.target("a"), {f"{SECRET}key": b64encode(b"geheim-1").decode()})["message"]
+    assert "program 'tells' ended with status 1: ***" in message
+
+
 @pytest.mark.parametrize("name", ["other", "key"])
 def test_a_secret_that_no_program_takes_and_a_missing_one_are_refused(
     make_node: Any, make_plugin: Any, bindfs: dict[str, Any], name: str
