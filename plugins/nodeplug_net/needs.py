@@ -32,6 +32,8 @@ from nodeplug_net.nftables.spoof_messages import CHAIN_PREFIX
 
 _PHASE: Final = "network"
 _OF_CONTAINERS: Final = frozenset({"args", "prevResult", "runtimeConfig"})
+_PATIENCE: Final = 5.0
+"""Seconds in which a network is restored for which no runtime asks."""
 _AGAIN: Final = "the next ADD, STATUS or GC of the network repairs it"
 _ANEW: Final = "recreate their containers"
 KEPT: Final = 600.0
@@ -170,7 +172,12 @@ class Networks:
         try:
             version = str(config.get("cniVersion", ""))
             yield CniStatus(
-                claim=str(config.get("type", "")), network=network, version=version, config=config, host_netns=home
+                deadline=time.monotonic() + _PATIENCE,
+                claim=str(config.get("type", "")),
+                network=network,
+                version=version,
+                config=config,
+                host_netns=home,
             )
         finally:
             home.close()

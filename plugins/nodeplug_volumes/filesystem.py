@@ -9,7 +9,7 @@ import fcntl
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final, Literal
@@ -25,6 +25,8 @@ _BTRFS_MAGIC_AT: Final = (64 << 10) + 0x40
 _EXT_MAGIC_AT: Final = 1024 + 0x38
 _TIMEOUT: Final = 100.0
 """Seconds for one tool at which nobody looks: less than the deadline of volume_stage, so that it ends before that."""
+_KILLED: Final = 2.0
+"""Seconds that a tool has to end after SIGKILL."""
 _LOOK_EVERY: Final = 0.5
 Look = Callable[[str, int], bool]
 """Told the name and the process of a tool that works for long, again and again; False ends it."""
@@ -222,8 +224,7 @@ def run(command: Sequence[str], *inherited: int, look: Look | None = None) -> tu
                 pass_fds=inherited,
                 env=_ENVIRONMENT,
             )
-            with process:
-                _wait(process, command[0], look)
+            _wait(process, command[0], look)
             text = (_read(said) or _read(out)).decode("utf-8", "replace").partition("Usage:")[0]
     except FileNotFoundError:
         raise PluginError(f"{command[0]} is not installed on this node; install the package that has it") from None
@@ -250,7 +251,8 @@ def _wait(process: subprocess.Popen[bytes], tool: str, look: Look | None) -> Non
             if look is not None and look(tool, process.pid):
                 continue
             process.kill()
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, and ends as soon as it does not
+                process.wait(_KILLED)
         if look is not None:
             raise TryAgain(f"{tool} was ended; ask again, and it begins anew")
         raise PluginError(f"{tool} did not end within {_TIMEOUT:g} s and was stopped")

@@ -38,6 +38,8 @@ from nodeplug_net.dhcp.lease import Lease
 from nodeplug_net.dhcp.leases import ASKING, BOUND, EXPIRED, Holding, Leases, now
 from nodeplug_net.dhcp.wire import Wire, bring_up, can_open, send_from_host
 
+_ANSWERING: Final = 0.2
+"""Seconds before the deadline of a call at which it gives up, so that its error arrives in time."""
 _SHOWN: Final = 5
 
 
@@ -114,7 +116,8 @@ class Verbs:
         return replace(Holding.of(request, config, wire.mac, lease, broadcast=self.broadcast), phase=phase)
 
     def _converse(self, request: CniAdd, config: DhcpConfig, wire: Wire, exchange: Exchange) -> Lease:
-        until, noted = exchange.now + self.timeout, None
+        seconds = min(self.timeout, max(0.0, request.remaining - _ANSWERING))
+        until, noted = exchange.now + seconds, None
         poll = select.poll()
         poll.register(wire, select.POLLIN)
         while (at := now()) < until:
@@ -128,9 +131,9 @@ class Verbs:
                 if exchange.offer is not None and exchange.offer != noted:  # before it is asked for
                     noted = exchange.offer
                     self.leases.note(self._holding(request, config, wire, noted, ASKING))
-        raise self._silence(request, exchange)
+        raise self._silence(request, exchange, seconds)
 
-    def _silence(self, request: CniAdd, exchange: Exchange) -> TryAgain:
+    def _silence(self, request: CniAdd, exchange: Exchange, seconds: float) -> TryAgain:
         asked, requested = (exchange.sent.get(kind, 0) for kind in (dhcp.DISCOVER, dhcp.REQUEST))
         where = f"on {request.ifname} ({exchange.client.mac.hex(':')}) of {request.netns.path}"
         if exchange.refusals:
@@ -141,7 +144,7 @@ class Verbs:
             found = "no DHCP server answered" if not requested else "servers offered, but granted nothing"
         return TryAgain(
             f"{ALLOCATE}no more tries",
-            details=f"{found}: {asked} DISCOVER and {requested} REQUEST were sent {where} within {self.timeout:g} s; "
+            details=f"{found}: {asked} DISCOVER and {requested} REQUEST were sent {where} within {seconds:.3g} s; "
             "see whether a server runs in that network, and has addresses left",
         )
 

@@ -171,6 +171,8 @@ def _key(request: CniAttachmentRequest) -> str:
 def _deletion(request: CniAdd) -> CniDel:
     """Make the DEL that belongs to an ADD; its configuration is passed on whole, as the IPAM plugin expects it."""
     return CniDel(
+        id=request.id,
+        deadline=request.deadline,
         claim=request.claim,
         network=request.network,
         version=request.version,

@@ -89,7 +89,7 @@ class PoolLock:
         return TryAgain(text, details="lslocks shows which process has it")
 
     def _open(self, *, create: bool) -> int | None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             return os.open(f"{self._folder}/lock", flags, 0o600)
         except OSError as error:
@@ -108,7 +108,7 @@ class PoolLock:
     def _open_to_read(self) -> int | None:
         """Open the lock read-only: on a read-only disk nothing can be reserved, but DEL has to succeed."""
         try:
-            return os.open(self._folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self._folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         except OSError as error:

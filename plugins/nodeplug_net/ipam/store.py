@@ -142,7 +142,9 @@ class Store:
     def set_boot(self, boot_id: str) -> None:
         """Record the boot that uses the folder; otherwise only the journal's record says it."""
         with suppress(OSError):
-            (self.folder / "lock").write_text(boot_id, encoding="utf-8")
+            descriptor = os.open(self.folder / "lock", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(boot_id)
 
     def _look(self) -> tuple[int, int, int] | None:
         try:
@@ -358,7 +360,9 @@ class Store:
         text = str(address).encode("ascii")
         self._last.pop(index, None)
         with suppress(OSError):
-            descriptor = os.open(f"{self.folder}/{_LAST}{index}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(
+                f"{self.folder}/{_LAST}{index}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644
+            )
             try:
                 if os.write(descriptor, text) < os.fstat(descriptor).st_size:
                     os.ftruncate(descriptor, len(text))

@@ -30,6 +30,8 @@ QUIET: Final = 0.5
 """Seconds between two looks at a container in whose namespace something happens all the time."""
 SHARES: Final = 3
 """Slow looks after which each container has been compared, where the kernel tells of what happens to it meanwhile."""
+_PATIENCE: Final = 10.0
+"""Seconds in which a container is looked at, or attached again, for which no runtime asks."""
 _LATELY: Final = 256
 """As many containers may end between two readings of what the kernel tells."""
 _CLOSED: Final = Netns.unopened("")
@@ -293,7 +295,8 @@ class Containers:
         """
         found = self.known(label)
         with self._opened(found) as (host, netns):
-            yield replace(self._again(found), host_netns=host, netns=netns)
+            again = self._again(found)
+            yield replace(again, host_netns=host, netns=netns, deadline=time.monotonic() + _PATIENCE)
 
     def known(self, label: str) -> Container:
         """Return a container.
@@ -355,6 +358,7 @@ def _led_elsewhere(request: CniCheck) -> CniCheck | None:
 def _check(one: Container, host: Netns, netns: Netns) -> CniCheck:
     asked = one.request
     return CniCheck(
+        deadline=time.monotonic() + _PATIENCE,
         claim=asked.claim,
         network=asked.network,
         version=asked.version,

@@ -16,10 +16,12 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +36,8 @@ _SERVING: Final = {6: "0A", 17: "07"}
 _IP_FREEBIND: Final = 15
 _SO_ATTACH_FILTER: Final = 26
 _NO_PROTOCOL: Final = frozenset({errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT, errno.EAFNOSUPPORT})
+_SEARCH: Final = 1.0
+"""Seconds in which the process that has a port is looked for."""
 _INODE: Final = re.compile(r"socket:\[(\d+)\]")
 Owner = tuple[Identity, str]
 
@@ -211,11 +215,14 @@ def _drop_all(made: socket.socket) -> None:
 
 
 def _user_of(port: Port) -> str:
-    """Name the process that has a port, as far as this namespace of processes shows it."""
-    inodes = set(_inodes(port))
+    """Name the process that has a port, as far as this namespace of processes shows it, and it is found soon.
+
+    A process may have a million descriptors, and other calls wait meanwhile.
+    """
+    inodes, end = set(_inodes(port)), time.monotonic() + _SEARCH
     for process in Path("/proc").glob("[0-9]*") if inodes else ():
         with suppress(OSError):  # it has ended
-            if not inodes.isdisjoint(_sockets_of(process)):
+            if not inodes.isdisjoint(takewhile(lambda _: time.monotonic() < end, _sockets_of(process))):
                 return f"process {process.name} ({(process / 'comm').read_text().strip()})"
     return "another program"
 

@@ -107,7 +107,8 @@ class BackupFile:
             raise _failure("failed to create backup directory: mkdir", error) from error
         temporary = self._temporary
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            temporary.unlink(missing_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(data)
             temporary.rename(self.path)

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Final, cast
 
 _CHUNK: Final = 64 << 10
+_KILLED: Final = 2.0
+"""Seconds that a child has to end after SIGKILL."""
 
 
 class WroteTooMuch(Exception):
@@ -108,16 +110,21 @@ def _fed(feed: IO[bytes], left: memoryview) -> memoryview:
         return left[len(left) :]
 
 
-class _ended:  # noqa: N801 - a block, as contextlib has them
-    """Kills the process group of a child if the block raises."""
+@contextmanager
+def _ended(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Kill the process group of a child if the block raises, and close its pipes.
 
-    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
-        self._child = child
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if error is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._child.pid, signal.SIGKILL)
+    One that hangs in the kernel, as on a disk that does not answer, is left: `subprocess` collects it later.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_KILLED)
+        raise
+    finally:
+        for stream, _ in _streams(child):
+            with suppress(BrokenPipeError):
+                stream.close()

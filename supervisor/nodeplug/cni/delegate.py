@@ -170,21 +170,23 @@ def run(
         DeadlineExceeded: it did not end in `timeout` seconds.
         DelegateFailed: it cannot be executed, or writes without end.
     """
-    with _spawn(program, env, descriptors) as child:
-        try:
-            stdout, stderr = communicate(
-                child, stdin, timeout, most_output=DELEGATE_OUTPUT.size, most_errors=DELEGATE_ERRORS.size
-            )
-        except subprocess.TimeoutExpired:
-            raise DeadlineExceeded(
-                f"the delegate {program} did not end within {timeout:.2g} s and was killed"
-            ) from None
-        except WroteTooMuch as error:
-            raise DelegateFailed(f"the delegate {program} was killed: {error}", code=_INTERNAL) from None
+    deadline = time.monotonic() + timeout
+    child = _spawn(program, env, descriptors, deadline)
+    left = max(0.0, deadline - time.monotonic())
+    try:
+        stdout, stderr = communicate(
+            child, stdin, left, most_output=DELEGATE_OUTPUT.size, most_errors=DELEGATE_ERRORS.size
+        )
+    except subprocess.TimeoutExpired:
+        raise DeadlineExceeded(f"the delegate {program} did not end within {timeout:.2g} s and was killed") from None
+    except WroteTooMuch as error:
+        raise DelegateFailed(f"the delegate {program} was killed: {error}", code=_INTERNAL) from None
     return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 
 
-def _spawn(program: Path, env: Mapping[str, str], descriptors: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+def _spawn(
+    program: Path, env: Mapping[str, str], descriptors: tuple[int, ...], deadline: float
+) -> "subprocess.Popen[bytes]":
     for left in reversed(range(_BUSY_TRIES)):
         try:
             return subprocess.Popen(
@@ -198,7 +200,7 @@ def _spawn(program: Path, env: Mapping[str, str], descriptors: tuple[int, ...]) 
             )
         except OSError as error:
             # The file is being overwritten in place instead of replaced by a rename; that is temporary.
-            if error.errno != errno.ETXTBSY or not left:
+            if error.errno != errno.ETXTBSY or not left or time.monotonic() + _BUSY_PAUSE > deadline:
                 text = f"cannot execute the delegate {program}: {error.strerror}"
                 raise DelegateFailed(text, code=_INTERNAL) from error
         time.sleep(_BUSY_PAUSE)

@@ -22,7 +22,7 @@ from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain
 from nodeplug.contract.netns import Netns
 from nodeplug.hosting import remote
 from nodeplug.hosting.call import Call, addressed
-from nodeplug.hosting.hook_call import INSIDE, HookCall
+from nodeplug.hosting.hook_call import INSIDE, HookCall, time_left
 from nodeplug.hosting.in_flight import InFlight
 from nodeplug.hosting.overdue import BEGINNINGS, subject_of
 from nodeplug.hosting.slot import Instance, Route
@@ -80,7 +80,7 @@ class Runner:
         if known is not None:
             yield replace(route, hooks=known.hooks, callers=known.callers)
             return
-        arrival = self._arrive(route, visitor.seconds)
+        arrival = self._arrive(route, time_left())
         entered, left = asyncio.run_coroutine_threadsafe(arrival, visitor.loop).result()
         visitor.inside[entered.slot.name] = entered
         try:

@@ -6,9 +6,10 @@ Refuses: to know which protocol asks (`compose` has the steps, the fronts have v
 a claim may be served: a route without callers is one whose hooks cannot be called.
 """
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from nodeplug.volumes.records import Records
 LOG: Final = logging.getLogger(__name__)
 LOCK_PATIENCE: Final = 300.0
 """Seconds that a request waits for an earlier one about the same target or volume, unless its caller waits less."""
+_MOMENT: Final = 2.0
+"""Seconds that a call waits for what others have left; it goes on behind the call."""
 _T = TypeVar("_T")
 
 
@@ -47,6 +50,7 @@ class Volumes:
         self._locks = Locks()
         self._left: dict[str, set[Target | Volume]] = {}
         self._leaving = threading.Lock()
+        self._undoing: set[asyncio.Task[None]] = set()
         self._inside: dict[int, Call] = {}
         self._held = False
 
@@ -118,10 +122,18 @@ class Volumes:
     async def undo_left(self, registry: Registry, driver: str) -> None:
         """Undo what was left while the driver's plugin did not run; after a restart, `recover` finds it instead.
 
-        Problems are logged and left to the next start; what may be asked again stays for the next call.
+        Whoever calls waits for that for a moment. Problems are logged and left to the next start; what may be asked
+        again stays for the next call.
         """
         with self._leaving:
             remainders = self._left.pop(driver, set())
+        if remainders:
+            work = asyncio.create_task(self._undo_all(registry, remainders))
+            self._undoing.add(work)
+            work.add_done_callback(self._undoing.discard)
+            await asyncio.wait({work}, timeout=_MOMENT)
+
+    async def _undo_all(self, registry: Registry, remainders: Iterable[Target | Volume]) -> None:
         for remainder in remainders:
             await self._undo(registry, remainder)
 

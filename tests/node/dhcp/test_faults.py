@@ -1,6 +1,7 @@
 """Servers that refuse, talk nonsense, say nothing, or go away and come back."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv4Address
@@ -106,6 +107,16 @@ def test_a_silent_server_is_an_error_that_says_what_was_asked(
     assert int(caught.value.details.split("DISCOVER")[0].split()[-1]) > 1
     assert set(server.kinds()) == {dhcp.DISCOVER}
     assert records(scratch) == []
+
+
+def test_a_silent_server_takes_no_more_time_than_the_call_has(
+    scratch: ScratchCni, plugin: Dhcp, place: Place, pod: Pod
+) -> None:
+    """A second: the call has that, and the plugin would wait for 45."""
+    deadline = time.monotonic() + 1
+    with serving(place, lambda *_: None), pytest.raises(TryAgain, match="no more tries"):
+        scratch.add(plugin, NETWORK, "c1", pod(), deadline=deadline)
+    assert time.monotonic() < deadline + 10
 
 
 def test_what_was_asked_for_but_never_granted_is_given_back(

@@ -225,3 +225,16 @@ def test_an_address_is_free_again_when_the_disk_has_no_room_for_its_owner(tmp_pa
             assert store.reserve(address, ("c1", "eth0"))
     finally:
         unmount(str(tmp_path), lazy=True)
+
+
+def test_pipes_in_the_place_of_a_pools_files_delay_nobody(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    os.mkfifo(tmp_path / "last_reserved_ip.0")
+    with store.locked(create=True):
+        assert store.reserve(ip_address("10.88.0.2"), ("c1", "eth0"))
+        store.set_last(0, ip_address("10.88.0.2"))
+        (tmp_path / "lock").unlink()
+        os.mkfifo(tmp_path / "lock")
+        store.set_boot("a boot")
+    with store.locked(create=True):
+        assert store.owners() == [("c1", "eth0")]

@@ -15,6 +15,7 @@ from tests.node.networks.conftest import Pods, bridge, pods_on
 from nodeplug.hosting.overdue import LIMIT
 from nodeplug.testing import CniError, Sandbox
 from nodeplug.testing.waiting import until
+from nodeplug_net.netlink.links import links_in
 from nodeplug_net.networks.plan import MOST_NETWORKS
 
 pytestmark = pytest.mark.node
@@ -227,3 +228,17 @@ def test_a_pod_that_wants_too_many_networks_gets_none(pods: Pods, pod: Sandbox) 
         pods.attach("web", pod)
     pods.detach("web", pod)
     pods.nothing_left(pod)
+
+
+def test_no_network_is_attached_after_one_that_took_all_the_time(with_hanging: Pods, pod: Sandbox) -> None:
+    pods = with_hanging
+    pods.api.definition("slow", {"cniVersion": "1.0.0", "name": "slow", "type": "hanging"})
+    pods.api.definition("last", bridge("last", "10.82.0.0/24"))
+    pods.api.pod("web", {NETWORKS: "slow,last"})
+    with pytest.raises(CniError):
+        pods.attach("web", pod)
+    (pods.folder / "go").touch()
+    until(lambda: not pods.node.status()["calls"])
+    with links_in(pods.host.netns) as links:
+        assert links.get("pods") is not None
+        assert links.get("last") is None

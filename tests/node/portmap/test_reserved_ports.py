@@ -15,6 +15,7 @@ from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, listening, mapping, nf
 
 from nodeplug import TryAgain
 from nodeplug.testing.waiting import until
+from nodeplug_net.portmap import reservations
 from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
 from nodeplug_net.portmap.reservations import _sockets_of
 
@@ -128,6 +129,12 @@ def test_a_port_that_a_program_of_the_host_serves_is_refused_with_its_name(lab: 
     with listening(lab, 8080), pytest.raises(TryAgain, match=r"host port 8080/tcp is used by process \d+ \(.+\)"):
         lab.add("c1", mapping(8080))
     lab.add("c1", mapping(8080))
+
+
+def test_a_program_that_is_not_found_soon_has_no_name(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reservations, "_SEARCH", 0)
+    with listening(lab, 8080), pytest.raises(TryAgain, match="host port 8080/tcp is used by another program"):
+        lab.add("c1", mapping(8080))
 
 
 def test_a_descriptor_that_is_closed_meanwhile_hides_no_other(tmp_path: Path) -> None:

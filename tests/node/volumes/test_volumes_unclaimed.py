@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nodeplug import mount, unmount
+from nodeplug.volumes import service as volumes_service
 from nodeplug.volumes.ledger import UNPUBLISHING
 from nodeplug.volumes.records import Records
 
@@ -162,3 +164,25 @@ def test_what_was_left_stays_known_while_another_daemon_is_about_to_take_over(ma
     asyncio.run(story())
     assert publisher.calls == ["publish data", "unpublish data"]
     assert node.records == []
+
+
+def test_a_call_waits_only_a_moment_for_what_others_have_left(
+    make_node: Any, publisher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volumes_service, "_MOMENT", 0.01)
+    node, gate = make_node(disk=publisher), threading.Event()
+
+    async def story() -> None:
+        service = node.service()
+        await node.handle(service, DRIVER, "mount", str(node.target("a")), json.dumps(OPTIONS))
+        node.registry.exchange(["disk"], ())
+        await node.handle(service, DRIVER, "unmount", str(node.target("a")))
+        node.registry.load("disk", publisher, "tests")
+        monkeypatch.setattr(publisher, "act_down", lambda _: gate.wait())
+        await service.volumes.undo_left(node.registry, DRIVER)
+        assert node.records != []
+        gate.set()
+        while node.records:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(story())

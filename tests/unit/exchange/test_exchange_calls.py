@@ -11,6 +11,7 @@ import pytest
 from nodeplug import NotFound, PluginError, TryAgain
 from nodeplug.hosting import lifecycle, lives
 from nodeplug.hosting.call import Call
+from nodeplug.hosting.slot import DEFAULT_DEADLINES
 
 if TYPE_CHECKING:
     from tests.unit.exchange.conftest import Nets
@@ -189,6 +190,27 @@ def test_a_delegate_is_not_stopped_while_another_plugin_is_inside_it(net: "Nets"
 
     net.run(scenario)
     assert net.life.index("added first") < net.life.index("stop first")
+
+
+def test_a_call_waits_for_the_exchange_of_its_delegate_only_as_long_as_it_has(
+    net: "Nets", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    arrive = type(net.lifecycle.runner)._arrive
+
+    def arriving(self: Any, route: Any, seconds: float) -> Any:
+        waits.append(seconds)
+        return arrive(self, route, seconds)
+
+    monkeypatch.setattr(type(net.lifecycle.runner), "_arrive", arriving)
+
+    async def scenario() -> None:
+        await net.lifecycle.apply({"main": net.section(delegate="ipam"), "ipam": net.section(claims=("ipam",))})
+        await net.add()
+
+    net.run(scenario)
+    (seconds,) = waits
+    assert 0 < seconds < DEFAULT_DEADLINES["cni_add"]
 
 
 def test_a_plugin_that_delegates_to_itself_stays_in_its_instance(net: "Nets") -> None:
