@@ -170,15 +170,9 @@ class Networks:
             raise PluginError(f"the configuration of network {network} is not known; the next ADD records it")
         config, home = known.config, Netns.current()
         try:
-            version = str(config.get("cniVersion", ""))
-            yield CniStatus(
-                deadline=time.monotonic() + _PATIENCE,
-                claim=str(config.get("type", "")),
-                network=network,
-                version=version,
-                config=config,
-                host_netns=home,
-            )
+            claim, version = (str(config.get(key, "")) for key in ("type", "cniVersion"))
+            asked = CniStatus(claim=claim, network=network, version=version, config=config, host_netns=home)
+            yield replace(asked, deadline=time.monotonic() + _PATIENCE)
         finally:
             home.close()
 
