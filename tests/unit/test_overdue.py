@@ -6,13 +6,25 @@ from typing import Any
 import pytest
 
 import nodeplug as n
-from nodeplug.hosting.overdue import ASIDES, LIMIT, RELEASES, TOTAL, CallSubject, obstacle, obstacles, subject_of
+from nodeplug.hosting.overdue import (
+    ASIDES,
+    LIMIT,
+    RELEASES,
+    TOTAL,
+    CallSubject,
+    is_stuck,
+    obstacle,
+    obstacles,
+    subject_of,
+)
 
 
 @dataclass(frozen=True)
 class Hanging:
     hook: str
     subject: CallSubject
+    age: float = 10.0
+    seconds: float = 10.0
 
 
 def network(name: str, **config: Any) -> CallSubject:
@@ -78,3 +90,24 @@ def test_each_reason_is_told_once() -> None:
 )
 def test_a_request_says_what_it_works_on(request_: Any, name: str) -> None:
     assert subject_of(request_).name == name
+
+
+def test_a_plugin_of_which_nothing_returns_is_stuck() -> None:
+    assert is_stuck(hanging(4), 4, since_others=11.0)
+    assert not is_stuck(hanging(3), 4, since_others=11.0)
+    assert is_stuck([Hanging("cni_add", network("a"), age=40.0)], 4, since_others=41.0)
+
+
+def test_a_plugin_whose_calls_for_other_networks_return_is_not_stuck() -> None:
+    assert not is_stuck(hanging(4), 4, since_others=9.0)
+    assert not is_stuck([Hanging("cni_add", network("a"), age=400.0)], 4, since_others=9.0)
+    assert is_stuck([*hanging(3), Hanging("cni_add", network("b"), age=8.0)], 4, since_others=9.0)
+
+
+def test_a_plugin_whose_health_hangs_or_that_has_no_more_threads_is_stuck_whatever_returns() -> None:
+    assert is_stuck(hanging(4, "health", CallSubject()), 4, since_others=0.0)
+    assert is_stuck(hanging(TOTAL), 4, since_others=0.0)
+
+
+def test_hooks_that_no_caller_needs_make_no_plugin_stuck() -> None:
+    assert not is_stuck(hanging(TOTAL, next(iter(ASIDES))), 1, since_others=1e9)

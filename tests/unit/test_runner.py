@@ -23,6 +23,7 @@ from nodeplug import (
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.hosting.hook_call import HookCall
 from nodeplug.hosting.overdue import LIMIT as OVERDUE_LIMIT
+from nodeplug.hosting.overdue import missed
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Route, Slot
@@ -266,8 +267,10 @@ def test_a_network_whose_calls_hang_leaves_the_others_and_its_own_del_alone() ->
         with pytest.raises(TryAgain, match="is quarantined for network bad: 4 of its calls for network bad have not"):
             await add(runner, route, bad, key="fresh")
         assert "is quarantined for network bad" in route.slot.quarantined
+        assert route.slot.is_stuck(OVERDUE_LIMIT)
         route.slot.deadlines = {}
         assert await add(runner, route, request_in("good"), key="good") == CniResult()
+        assert not route.slot.is_stuck(OVERDUE_LIMIT)
         assert await add(runner, route, request_in("bad"), key="of another that took its name") == CniResult()
         assert await runner.call(route, "cni_del", Call("DEL", "cni:probe", "del"), {"request": bad}) is None
         release.set()
@@ -283,7 +286,7 @@ def test_what_a_request_waited_before_its_hook_began_is_no_lateness_of_the_hook(
         slot, call = Slot("probe"), Call("mount", "volume:a/b")
         call.started -= 600
         slot.overdue.add(HookCall("probe", "volume_stage", call, 5, lambda: None, lambda: None, Strays()))
-        assert slot.unanswered == 1
+        assert missed(slot.overdue) == 1
 
     run(scenario)
 

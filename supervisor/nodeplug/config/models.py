@@ -212,7 +212,8 @@ class PluginSection(Model):
         4,
         ge=1,
         description="Overdue calls at which a plugin's process is ended and started again; a call counts once more "
-        "each time that it has taken another deadline.",
+        "each time that it has taken another deadline. Calls for some networks or volumes do not count while those for "
+        "others return.",
     )
     deadline: Mapping[str, Seconds] = Field(default_factory=dict, description="Per hook, such as cni_add = '30s'.")
     config: Mapping[str, Any] = Field(default_factory=dict, description="Validated by the plugin's own Config.")

@@ -84,6 +84,18 @@ class Overdue(Protocol):
         """What it works on at present."""
 
 
+class OverdueCall(Overdue, Protocol):
+    """One whose time is known."""
+
+    @property
+    def seconds(self) -> float:
+        """Its deadline."""
+
+    @property
+    def age(self) -> float:
+        """Seconds since it began."""
+
+
 def obstacle(overdue: Iterable[Overdue], hook: str, subject: CallSubject) -> str:
     """Return why a new call is refused, to follow the plugin's name; empty if it is not."""
     hanging = [one for one in overdue if one.hook not in ASIDES and (one.hook in RELEASES) == (hook in RELEASES)]
@@ -99,3 +111,26 @@ def obstacles(overdue: Iterable[Overdue]) -> list[str]:
     """Return why new calls are refused, each reason once."""
     known = list(overdue)
     return list(dict.fromkeys(filter(None, (obstacle(known, one.hook, one.subject) for one in known))))
+
+
+def missed(overdue: Iterable[OverdueCall]) -> int:
+    """Return how many deadlines calls have missed; each counts once more whenever it has taken another deadline."""
+    return sum(max(1, int(one.age // one.seconds)) for one in overdue if one.hook not in ASIDES)
+
+
+def is_stuck(overdue: Iterable[OverdueCall], most: int, since_others: float) -> bool:
+    """Return whether a plugin does not come back, so that its process has to be ended.
+
+    Calls for some networks or volumes that hang, while those for others return, do not end the calls for the others.
+
+    Args:
+        overdue: its calls.
+        most: deadlines that they may miss.
+        since_others: seconds since a call returned in time that worked on something else.
+    """
+    hanging = [one for one in overdue if one.hook not in ASIDES]
+    if missed(hanging) < most:
+        return False
+    if len(hanging) >= TOTAL or not all(one.subject.name for one in hanging):
+        return True
+    return since_others > min(one.age for one in hanging)

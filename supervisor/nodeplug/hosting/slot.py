@@ -213,6 +213,7 @@ class Slot:
         retry_after: seconds of the present backoff.
         calls: inside it, by key; one call per key runs at a time.
         overdue: those whose callers were answered before the hook ended.
+        others_returned: `time.monotonic()` when a call last returned in time that works on nothing that hangs.
         visits: other plugins' calls inside it, by delegation; each is done when that call has left.
         restarts: of its process, that nobody asked for.
         gone_at: `time.monotonic()` when its process ended, until another one serves or its devices are withdrawn.
@@ -231,6 +232,7 @@ class Slot:
     retry_after: float = FIRST_RETRY
     calls: dict[str, HookCall] = field(default_factory=dict)
     overdue: set[HookCall] = field(default_factory=set)
+    others_returned: float = -math.inf
     visits: "set[asyncio.Future[None]]" = field(default_factory=set)
     restarts: Restarts = field(default_factory=Restarts)
     gone_at: float = 0.0
@@ -305,10 +307,9 @@ class Slot:
         """Why new calls for some subject, or all of them, are refused; empty if none are."""
         return "; ".join(f"it {one}" for one in overdue.obstacles(self.overdue))
 
-    @property
-    def unanswered(self) -> int:
-        """How many calls are overdue; each counts once more whenever it has taken another deadline."""
-        return sum(max(1, int(call.age // call.seconds)) for call in self.overdue if call.hook not in overdue.ASIDES)
+    def is_stuck(self, most: int) -> bool:
+        """Whether its calls have missed so many deadlines that its process has to be ended."""
+        return overdue.is_stuck(self.overdue, most, time.monotonic() - self.others_returned)
 
     def check_quarantine(self, hook: str, subject: CallSubject) -> None:
         """Raise TryAgain when too many calls of this kind hang. Any thread may ask."""
@@ -333,6 +334,8 @@ class Slot:
         if call in self.overdue:
             self.overdue.remove(call)
             LOG.warning("the overdue %s of plugin %s ended after %.1f s", call.hook, call.plugin, call.age)
+        elif call.subject.name and not any(one.subject.is_same(call.subject) for one in self.overdue):
+            self.others_returned = time.monotonic()
         if not call.outcome.cancelled():
             call.outcome.exception()  # marked as retrieved: only the log is left to tell of an overdue call's error
 

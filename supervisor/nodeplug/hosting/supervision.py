@@ -19,6 +19,7 @@ from typing import Final
 from nodeplug.contract.errors import NotFound, PluginError, TryAgain
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.overdue import missed
 from nodeplug.hosting.slot import Slot
 from nodeplug.process.aside import aside
 from nodeplug.process.descriptor_reserve import DescriptorReserve
@@ -82,9 +83,9 @@ class Supervision:
     async def end_hanging(self) -> None:
         """Kill every process whose plugin does not come back; it is started again like one that ended by itself."""
         for slot in self._slots():
-            worker, count = slot.instance.worker, slot.unanswered
-            if worker is not None and worker.alive and count >= slot.instance.section.restart_after_overdue:
-                worker.kill(f"{count} of its calls did not come back in time")
+            worker, most = slot.instance.worker, slot.instance.section.restart_after_overdue
+            if worker is not None and worker.alive and slot.is_stuck(most):
+                worker.kill(f"{missed(slot.overdue)} of its calls did not come back in time")
 
     async def check_health(self) -> Mapping[str, str]:
         """Ask every running plugin for its health; return the reason of each unhealthy one, by section name."""
