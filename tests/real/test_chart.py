@@ -9,6 +9,11 @@ import pytest
 import yaml
 from tests.real.chart import CHART, DEPLOY, documented
 
+from nodeplug.config import Supervisor
+from nodeplug.fields import parse_quantity
+from nodeplug.hosting.supervision import AT_ONCE
+from nodeplug_volumes import merging
+
 pytestmark = pytest.mark.real
 _RENDER = """
 import sys
@@ -40,6 +45,28 @@ def test_helm_takes_the_values_for_cards(consumer: Callable[[str], Path], tmp_pa
     (pods,) = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "DaemonSet"]
     inside = {one["mountPath"] for one in pods["containers"][0]["volumeMounts"]}
     assert {"/node/root", "/var/log/containers", "/var/log/pods", "/var/run/cdi"} <= inside
+
+
+def test_the_daemon_ends_itself_before_its_limit_does(consumer: Callable[[str], Path]) -> None:
+    command = [str(consumer("helm") / "helm"), "template", "nodeplug", str(CHART)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (pods,) = [one["spec"]["template"]["spec"] for one in yaml.safe_load_all(done.stdout) if one["kind"] == "DaemonSet"]
+    limit = parse_quantity(pods["containers"][0]["resources"]["limits"]["memory"])
+    assert limit > AT_ONCE * Supervisor().memory + merging.MEMORY
+
+
+def test_the_extender_ends_itself_before_its_limit_does_and_the_scheduler_beside_it_has_none(
+    consumer: Callable[[str], Path],
+) -> None:
+    command = [str(consumer("helm") / "helm"), "template", "nodeplug", str(CHART), "--set"]
+    settings = "cluster.enabled=true,extender.enabled=true,extender.scheduler.image=scheduler"
+    done = subprocess.run([*command, settings], capture_output=True, text=True, check=True)
+    (pods,) = [
+        one["spec"]["template"]["spec"] for one in yaml.safe_load_all(done.stdout) if one["kind"] == "Deployment"
+    ]
+    extender, scheduler = pods["containers"]
+    assert parse_quantity(extender["resources"]["limits"]["memory"]) > AT_ONCE * Supervisor().memory
+    assert "limits" not in scheduler["resources"]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from nodeplug.worker.memory import Memory
 
 LOG: Final = logging.getLogger(__name__)
 MEMORY_INTERVAL: Final = 0.1
-_AT_ONCE: Final = 1.5
+AT_ONCE: Final = 1.5
 """Multiple of `memory` at which the daemon kills itself instead of stopping in order."""
 
 
@@ -145,7 +145,7 @@ def _bound(memory: int, end: Callable[[str], object], cancelled: threading.Event
     own, told = os.getpid(), False
     while not cancelled.wait(MEMORY_INTERVAL):
         reserve.look()
-        if excess := Memory(int(_AT_ONCE * memory)).excess(own):
+        if excess := Memory(int(AT_ONCE * memory)).excess(own):
             os.set_blocking(2, False)  # nobody may read it any more
             with suppress(OSError):
                 os.write(2, f"the daemon ends at once, to be started again: {excess}\n".encode())
