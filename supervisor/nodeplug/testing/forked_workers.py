@@ -136,8 +136,7 @@ def _become(order: Mapping[str, Any], descriptors: list[int], orders: socket.soc
     os.environ.update(order["environment"])
     sys.path[:] = dict.fromkeys([*order["environment"]["PYTHONPATH"].split(os.pathsep), *sys.path])
     sys.path_importer_cache.clear()  # folders have other files by now
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(write_through=True)  # as with PYTHONUNBUFFERED
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)  # as with PYTHONUNBUFFERED
     sys.argv = ["nodeplug.worker", *order["arguments"]]
     with orders:
         try:
