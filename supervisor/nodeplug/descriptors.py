@@ -8,12 +8,18 @@ Not `socket.recv_fds`: before Python 3.12 it leaves its flags out, and so MSG_CM
 """
 
 import array
+import os
 import socket
+import sys
 from typing import Final, NamedTuple
 
-__all__ = ["Received", "receive"]
+__all__ = ["ALL", "Received", "receive"]
+
+ALL: Final = 253
+"""As many as a message can bring (SCM_MAX_FD). With less room, the kernel closes the others in the receiving thread."""
 
 _SIZE: Final = array.array("i").itemsize
+_SCM_PIDFD: Final = 4
 _CLOSED_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 """A plain number: an operation on a flag of an enumeration takes as long as the system call."""
 
@@ -39,6 +45,10 @@ def receive(end: socket.socket, size: int, most: int, flags: int = 0) -> Receive
         return Received(data, [], told)
     descriptors = array.array("i")
     for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+        if level != socket.SOL_SOCKET:
+            continue
+        if kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % _SIZE])
+        elif kind == _SCM_PIDFD:  # of a stranger's socket that has SO_PASSPIDFD (unix(7)): one comes with each message
+            os.close(int.from_bytes(content[:_SIZE], sys.byteorder))
     return Received(data, list(descriptors), told)

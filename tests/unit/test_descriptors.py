@@ -9,6 +9,9 @@ import pytest
 
 from nodeplug.descriptors import receive
 
+SO_PASSPIDFD = 76
+"""socket(7), asm-generic; Python has no name for it."""
+
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
@@ -45,3 +48,17 @@ def test_more_than_are_accepted_are_told(ends: tuple[socket.socket, socket.socke
         os.close(one)
     assert len(descriptors) < 8
     assert flags & socket.MSG_CTRUNC
+
+
+def test_a_descriptor_of_the_sender_that_a_stranger_has_asked_for_is_closed(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    try:
+        ends[1].setsockopt(socket.SOL_SOCKET, SO_PASSPIDFD, 1)
+    except OSError:
+        pytest.skip("needs Linux 6.5: this kernel has no SO_PASSPIDFD")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the folder itself is one
+    for _ in range(3):
+        ends[0].send(b"x")
+        assert receive(ends[1], 64, 8).descriptors == []
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above

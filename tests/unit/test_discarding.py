@@ -17,9 +17,17 @@ from nodeplug.testing.waiting import until
 def far() -> Iterator[socket.socket]:
     """The other end of a socket that was discarded, and waits until this one has read everything."""
     near, end = lingering()
-    discard([near.detach()])
+    discard([around(near).detach()])
     yield end
     end.close()
+
+
+def around(near: socket.socket) -> socket.socket:
+    """Return a socket that has another one in its queue; who closes the first closes the other one."""
+    inner, outer = socket.socketpair()
+    with near, inner:
+        socket.send_fds(inner, [b"x"], [near.fileno()])
+    return outer
 
 
 def closing() -> int:
@@ -55,3 +63,10 @@ def test_with_every_thread_kept_descriptors_stay_open_until_one_is_free(monkeypa
     monkeypatch.setattr(discarding, "_THREADS", threading.Semaphore(1))
     discard([second])
     until(lambda: not is_open(first) and not is_open(second))
+
+
+def test_a_socket_is_closed_without_waiting_for_its_other_end() -> None:
+    near, far = lingering()
+    discard([near.detach()])
+    until(lambda: closing() == 0)
+    far.close()

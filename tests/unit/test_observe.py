@@ -20,6 +20,8 @@ from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.status import volumes
 from nodeplug.process import notify
 from nodeplug.volumes.ledger import Target, Volume
+from nodeplug.worker.answering import write_record
+from nodeplug.worker.log_allowance import LogAllowance
 
 PROCESS = {"memory_bytes": 3 << 20, "cpu_seconds": 1.5}
 PLUGIN = {"name": "gpu", "state": "running", "quarantined": False, "process": PROCESS, "restarts": 2}
@@ -209,6 +211,37 @@ def test_message_cannot_forge_a_record(stream: io.StringIO) -> None:
     logging.getLogger("nodeplug.x").info("one\n2026-01-01 INFO forged \x1b[31m")
     assert stream.getvalue().count("\n") == 1
     assert "\x1b" not in stream.getvalue()
+
+
+def of_process(**more: Any) -> dict[str, Any]:
+    told = {"logger": "acme", "text": "t", "trace": "", "request": "", "thread": "", "level": 30, "created": 0.0}
+    return told | more
+
+
+@pytest.mark.parametrize("key", ["logger", "text", "trace", "request", "thread"])
+def test_no_text_of_a_plugins_process_can_forge_a_record_or_show_a_secret(stream: io.StringIO, key: str) -> None:
+    handler = configure("info", "text", stream)
+    handler.mask = lambda text: text.replace("hunter2", "***")
+    forged = "hunter2\n2026-01-01T00:00:00.000Z ERROR nodeplug.daemon the node is lost\x1b[31m"
+    write_record(of_process(**{key: forged}), "acme", LogAllowance("acme"))
+    assert not any(line.startswith("2026-01-01") for line in stream.getvalue().splitlines())
+    assert "hunter2" not in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("more", [{"created": float("nan")}, {"created": 1e300}, {"level": 10**4000}, {"level": -1}])
+def test_odd_numbers_of_a_plugins_process_make_one_short_line(stream: io.StringIO, more: dict[str, Any]) -> None:
+    configure("debug", "text", stream)
+    write_record(of_process(**more), "acme", LogAllowance("acme"))
+    assert stream.getvalue().count("\n") <= 1
+    assert len(stream.getvalue()) < 200
+
+
+def test_a_record_that_cannot_be_written_shows_nothing_of_its_text(stream: io.StringIO) -> None:
+    configure("info", "text", stream)
+    logging.getLogger("nodeplug.x").info("%d of hunter2", "hunter2")
+    assert stream.getvalue().endswith("ERROR nodeplug.observe.logs a record is lost: TypeError\n")
+    assert "hunter2" not in stream.getvalue()
 
 
 def test_json_record_is_one_object_with_the_exception(stream: io.StringIO) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.own_descriptors import no_room_for_descriptors
 
+from nodeplug.worker import incomplete
 from nodeplug.worker.wire import Broken, Channel, Closed, Control, Message, NoDescriptorLeft
 
 LONG = Message({"op": "hook"}, b'"' + b"x" * (4 << 20) + b'"')
@@ -133,3 +135,22 @@ def test_a_message_is_lost_when_this_process_may_open_no_more_files(kind: int, e
         socket.send_fds(here, [b'{"op": "call"}'], [here.fileno()])
         with no_room_for_descriptors(), pytest.raises(NoDescriptorLeft, match="no file descriptor was free"):
             end(there).receive()
+
+
+def test_messages_that_never_end_have_one_bound_for_all_channels_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incomplete, "MOST", 3000)
+    shared, begun = incomplete.Incomplete(), struct.pack("<III", 0, 10, 1 << 20) + b"x" * 1488
+    pairs = [socket.socketpair() for _ in range(3)]
+    channels = [Channel(here, incomplete=shared) for here, _ in pairs]
+    for channel, (_, there) in zip(channels[:2], pairs[:2], strict=True):
+        there.send(begun)
+        assert channel.look() is None
+    pairs[2][1].send(b"x")
+    with pytest.raises(Broken, match="it has begun more messages at once than are kept"):
+        channels[2].look()
+    channels[0].close()
+    pairs[2][1].send(b"x")
+    assert channels[2].look() is None
+    for channel, (_, there) in zip(channels, pairs, strict=True):
+        channel.close()
+        there.close()

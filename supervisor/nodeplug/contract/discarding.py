@@ -6,6 +6,8 @@ Refuses: to know what they are.
 """
 
 import os
+import socket
+import struct
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -37,8 +39,20 @@ def _close_unwanted() -> None:
     try:
         with suppress(Empty):
             while True:
+                descriptor = _UNWANTED.get_nowait()
                 with suppress(OSError):
-                    os.close(_UNWANTED.get_nowait())
+                    _wait_for_nobody(descriptor)
+                with suppress(OSError):
+                    os.close(descriptor)
     finally:
         _THREADS.release()
     discard(())  # one may have been put before the release
+
+
+def _wait_for_nobody(descriptor: int) -> None:
+    """Have a socket closed without waiting for its other end; raise OSError if it is no socket."""
+    one = socket.socket(fileno=descriptor)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+    finally:
+        one.detach()

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
@@ -58,7 +58,7 @@ class Handler(logging.StreamHandler[TextIO]):
         if not self.filter(record):
             return False
         try:
-            if record.name.startswith(_OF_PLUGINS):
+            if record.name.startswith(_OF_PLUGINS) or getattr(record, "of_process", False):
                 record.mask = self.mask
             line = self.format(record) + self.terminator
             with self.lock or nullcontext():
@@ -67,6 +67,12 @@ class Handler(logging.StreamHandler[TextIO]):
         except Exception:
             self.handleError(record)
         return True
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name of the base class
+        """Say that a record cannot be written, without its text, which nobody has masked."""
+        with suppress(OSError, ValueError, OverflowError):
+            kind = type(sys.exception()).__name__
+            self.stream.write(f"{_time(record)} ERROR {__name__} a record is lost: {kind}\n")
 
 
 def _trace(record: logging.LogRecord) -> str:
@@ -107,7 +113,8 @@ class TextFormatter(logging.Formatter):
         """Format one record. No text in it, not even a traceback, can start a line that looks like a record."""
         where = " ".join(filter(None, (getattr(record, "request", ""), getattr(record, "plugin", ""))))
         message = _printable(_message(record))
-        line = f"{_time(record)} {record.levelname} {record.name}{f' [{where}]' if where else ''} {message}"
+        name, where = _printable(_masked(record, record.name)), _printable(_masked(record, where))
+        line = f"{_time(record)} {record.levelname} {name}{f' [{where}]' if where else ''} {message}"
         return "\n".join([line, *(f"  {_printable(part)}" for part in _trace(record).splitlines())])
 
 
@@ -123,9 +130,9 @@ class JsonFormatter(logging.Formatter):
         document: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
-            "logger": record.name,
+            "logger": _masked(record, record.name),
             "message": _message(record),
-            "request": getattr(record, "request", ""),
+            "request": _masked(record, getattr(record, "request", "")),
             "plugin": getattr(record, "plugin", ""),
             "thread": record.threadName if record.threadName != "MainThread" else "",
             "exception": _trace(record).rstrip("\n"),

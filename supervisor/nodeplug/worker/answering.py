@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _WITH_DESCRIPTORS: Final = frozenset({"sockets.keep", "delegate"})
 """Operations whose messages carry descriptors: a socket to keep, or the network namespaces of a delegated request."""
+_LATE: Final = 3600.0
+"""Seconds by which the time of a log record may differ from the daemon's."""
 _TRACE: Final = 16 << 10
 _ENTRIES: Final = 32 << 20
 """Bytes of all records of a section that a plugin's process is given at once."""
@@ -141,8 +143,14 @@ def _remove_cgroup(host: Host, message: Message) -> Message:
 def _keep_socket(host: Host, message: Message) -> Message:
     if len(message.descriptors) != 1:
         raise Broken("it keeps no socket, or more than one")
-    with _socket(message.descriptors.pop()) as kept:
-        host.sockets.keep(message.text("name"), kept)
+    kept = _socket(message.descriptors.pop())
+    name = message.text("name")
+    try:
+        former = host.sockets.get(name)  # copies, so that what is closed here is never the last one
+        host.sockets.keep(name, kept)
+    finally:
+        discard([kept.detach()])
+    discard([] if former is None else [former.detach()])
     return _found()
 
 
@@ -153,7 +161,10 @@ def _get_socket(host: Host, message: Message) -> Message:
 
 
 def _drop_socket(host: Host, message: Message) -> Message:
-    host.sockets.drop(message.text("name"))
+    name = message.text("name")
+    last = host.sockets.get(name)  # a copy, so that to drop the other one waits for nobody
+    host.sockets.drop(name)
+    discard([] if last is None else [last.detach()])
     return _found()
 
 
@@ -238,13 +249,15 @@ def write_record(head: Any, plugin: str, allowance: LogAllowance) -> None:
     level, created = head.get("level"), head.get("created")
     if not all(isinstance(text, str) for text in texts.values()) or type(level) is not int:
         raise Broken("its log record is none")
+    level = min(max(level, 0), 10 * logging.CRITICAL)
     # Always the same logger: each new name would stay in memory for good.
     logger = logging.getLogger(f"nodeplug.plugin.{plugin}")
     if not (logger.isEnabledFor(level) and allowance.take()):
         return
     record = logger.makeRecord(clip(texts["logger"], 200), level, "", 0, texts["text"], (), None)
-    record.levelname = logging.getLevelName(level)
-    record.created = created if isinstance(created, float) else record.created
+    record.levelname, record.of_process = logging.getLevelName(level), True
+    if isinstance(created, float) and abs(created - record.created) < _LATE:
+        record.created = created
     record.plugin, record.request, record.trace = plugin, clip(texts["request"], 64), clip(texts["trace"], _TRACE)
     record.threadName = clip(texts["thread"], 120)
     logger.handle(record)

@@ -40,13 +40,13 @@ class Asks:
             elif len(self._waiting) < WAITING:
                 self._waiting.append(channel)
             else:
-                channel.close()
+                channel.abandon()
 
     def close(self) -> None:
         """End all of them, because the process has ended."""
         with self._changing:
             while self._waiting:
-                self._waiting.popleft().close()
+                self._waiting.popleft().abandon()
             for channel in self._answering:
                 channel.shut()
 
@@ -76,7 +76,7 @@ class Asks:
             try:
                 self._begin(channel)
             except RuntimeError:  # no thread can be started: the plugin is told to ask again
-                channel.close()
+                channel.abandon()
 
     def _run(self, channel: Channel) -> None:
         try:

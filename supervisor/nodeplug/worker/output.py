@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Final
 
+from nodeplug.contract.discarding import discard
+from nodeplug.descriptors import ALL, receive
 from nodeplug.worker.log_allowance import LogAllowance
 
 READ: Final = 64 << 10
@@ -69,9 +71,10 @@ class Output:
 
     def _serve(self, ours: socket.socket) -> None:
         with ours:
-            while data := ours.recv(READ):
+            while (received := receive(ours, READ, ALL)).data:
+                discard(received.descriptors)
                 began = time.monotonic()
-                self._take(data)
+                self._take(received.data)
                 time.sleep(max(PAUSE, (_SHARE - 1) * (time.monotonic() - began)))
         self._log(self._begun)
         self._allowance.end()

@@ -26,6 +26,7 @@ from nodeplug.worker.answering import answer, write_record
 from nodeplug.worker.asks import Asks
 from nodeplug.worker.conversation import Conversation, hook_call, is_long
 from nodeplug.worker.encoding import write_error
+from nodeplug.worker.incomplete import Incomplete
 from nodeplug.worker.limits import Limits
 from nodeplug.worker.log_allowance import LogAllowance
 from nodeplug.worker.output import Output
@@ -85,7 +86,7 @@ class Worker:
         self._channels: set[Channel] = set()
         self._idle: list[Channel] = []
         self._asks = Asks(name, self._ask)
-        self._allowance = LogAllowance(name)
+        self._allowance, self._incomplete = LogAllowance(name), Incomplete()
         try:
             self._start()
         except BaseException:
@@ -200,7 +201,7 @@ class Worker:
             if channel is not None:
                 self._channels.add(channel)
         if channel is None:
-            channel = self._control.open({"op": "call"})
+            channel = self._control.open({"op": "call"}, self._incomplete)
             with self._changing:
                 self._channels.add(channel)
         if self.why:  # nobody would close it any more
@@ -315,7 +316,7 @@ class Worker:
             case "refresh_cluster" if self._host is not None:
                 self._host.refresh_cluster()
             case "ask" if len(message.descriptors) == 1 and self._host is not None:
-                self._asks.take(Channel.adopt(message.descriptors.pop(), WORKER_ASK))
+                self._asks.take(Channel.adopt(message.descriptors.pop(), WORKER_ASK, self._incomplete))
             case "hello":
                 if message.head.get("wire") != VERSION:
                     self.kill(of_another_release(message.head.get("wire"), VERSION))
@@ -342,7 +343,7 @@ class Worker:
         except Broken as error:
             self.kill(error.why)
         finally:
-            channel.close()
+            channel.abandon()
 
     def _has_lost(self, error: NoDescriptorLeft) -> None:
         """Log a request of the plugin that was lost. The plugin gets TryAgain."""
@@ -370,7 +371,7 @@ class Worker:
             LOG.warning("process %d of plugin %s does not die: it hangs in the kernel", self.pid, self.name)
             os.waitid(os.P_PIDFD, self._exit, os.WEXITED)
         os.close(self._exit)
-        self._control.close()
+        self._control.abandon()
         self._limits.end(self.pid)
 
     def _told(self, status: "os.waitid_result | None") -> str:
@@ -391,7 +392,7 @@ class Worker:
         self._greeted.set()
         self._control.shut()
         for channel in idle:
-            channel.close()
+            channel.abandon()
         for channel in channels:
             channel.shut()
         self._asks.close()

@@ -23,8 +23,9 @@ from typing import Any, Final, Self
 
 from nodeplug.contract.discarding import discard
 from nodeplug.contract.inputs import WORKER_MESSAGE, Input
-from nodeplug.descriptors import receive
+from nodeplug.descriptors import ALL, receive
 from nodeplug.worker.heads import read_head, write_head
+from nodeplug.worker.incomplete import Incomplete
 
 VERSION: Final = 2
 """Of the messages; both ends refuse another one."""
@@ -116,9 +117,10 @@ class Message:
 class Channel:
     """One end of a channel. Used by one thread at a time; `shut` by any."""
 
-    def __init__(self, end: socket.socket, limits: Input = WORKER_MESSAGE) -> None:
-        self._end = end
-        self._limits = limits
+    def __init__(
+        self, end: socket.socket, limits: Input = WORKER_MESSAGE, incomplete: Incomplete | None = None
+    ) -> None:
+        self._end, self._limits, self._incomplete = end, limits, incomplete or Incomplete()
         self._call = 0
         self._ahead = 0
         """Bytes of the next message that have been sent."""
@@ -133,7 +135,7 @@ class Channel:
         return self._end.fileno()
 
     @classmethod
-    def adopt(cls, descriptor: int, limits: Input = WORKER_MESSAGE) -> Self:
+    def adopt(cls, descriptor: int, limits: Input = WORKER_MESSAGE, incomplete: Incomplete | None = None) -> Self:
         """Take over a descriptor that came with a message; raise Broken if it is no stream socket."""
         try:
             end = socket.socket(fileno=descriptor)
@@ -145,7 +147,7 @@ class Channel:
             raise Broken("it opens a channel that is no stream socket")
         if limits.seconds:
             end.settimeout(limits.seconds)
-        return cls(end, limits)
+        return cls(end, limits, incomplete)
 
     def send(self, message: Message, *, first: bool = False) -> None:
         """Send a message, however long the other end takes to read it; raise Closed if it is gone.
@@ -267,12 +269,13 @@ class Channel:
         except Broken:
             self._forget()
             raise
+        self._incomplete.remove(len(data))
         self._data, self._descriptors = bytearray(), []
         return message
 
     def _more(self, flags: int) -> None:
         try:
-            data, descriptors, told = receive(self._end, _CHUNK if self._data else _SMALL, _DESCRIPTORS, flags)
+            data, descriptors, told = receive(self._end, _CHUNK if self._data else _SMALL, ALL, flags)
         except BlockingIOError:
             if flags & socket.MSG_DONTWAIT:
                 return
@@ -283,18 +286,22 @@ class Channel:
             raise Closed(str(error)) from error
         self._data += data
         self._descriptors += descriptors
+        if not self._incomplete.add(len(data)):
+            self._forget()
+            raise Broken("it has begun more messages at once than are kept, and completed none")
         if len(self._descriptors) > _DESCRIPTORS:
             self._forget()
             raise Broken(_MANY)
         if told & socket.MSG_CTRUNC:
             self._forget()
-            raise _truncated(descriptors)
+            raise NoDescriptorLeft(_FULL)
         if not data:
             self._forget()
             raise Closed("the other end is gone")
 
     def _forget(self) -> None:
         discard(self._descriptors)
+        self._incomplete.remove(len(self._data))
         self._data, self._descriptors = bytearray(), []
 
 
@@ -333,17 +340,19 @@ class Control:
         """
         try:
             try:
-                data, descriptors, flags = receive(self._end, DATAGRAM, _DESCRIPTORS)
+                data, descriptors, flags = receive(self._end, DATAGRAM, ALL)
             except ConnectionResetError:  # it went without reading everything; what it had sent is still there
-                data, descriptors, flags = receive(self._end, DATAGRAM, _DESCRIPTORS)
+                data, descriptors, flags = receive(self._end, DATAGRAM, ALL)
         except OSError as error:
             raise Closed(str(error)) from error
         if not data:
             raise Closed("the other end is gone")
         message = Message({}, b"", descriptors)
         try:
+            if len(descriptors) > _DESCRIPTORS:
+                raise Broken(_MANY)
             if flags & socket.MSG_CTRUNC:
-                raise _truncated(descriptors)
+                raise NoDescriptorLeft(_FULL)
             if flags & socket.MSG_TRUNC:
                 raise Broken(f"its datagram has more than {DATAGRAM} bytes")
             message.head = _read(data)
@@ -352,7 +361,7 @@ class Control:
             raise
         return message
 
-    def open(self, head: Mapping[str, Any]) -> Channel:
+    def open(self, head: Mapping[str, Any], incomplete: Incomplete | None = None) -> Channel:
         """Open a channel to the other end; raise Closed if that is gone."""
         mine, theirs = socket.socketpair()
         try:
@@ -362,7 +371,7 @@ class Control:
             raise
         finally:
             theirs.close()
-        return Channel(mine)
+        return Channel(mine, incomplete=incomplete)
 
     def shut(self) -> None:
         """Tell the other end that nothing follows, and wake whoever waits at this one."""
@@ -372,10 +381,9 @@ class Control:
         """Close this end."""
         self._end.close()
 
-
-def _truncated(descriptors: Sequence[int]) -> Exception:
-    """Return the error for a message of which the kernel dropped descriptors (MSG_CTRUNC)."""
-    return Broken(_MANY) if len(descriptors) >= _DESCRIPTORS else NoDescriptorLeft(_FULL)
+    def abandon(self) -> None:
+        """Close this end, without waiting for what has come with messages that nobody has read."""
+        discard([self._end.detach()])
 
 
 def _shut(end: socket.socket) -> None:
