@@ -8,6 +8,7 @@ import pytest
 
 from nodeplug import CniAdd, CniDns, IncompatibleVersion, InvalidEnvironment, InvalidRequest, Netns
 from nodeplug_net.ipam.config import IpamConfig, folder_of, parse_config, parse_resolv_conf
+from nodeplug_net.ipam.ranges import RangeConf, parse_range_set
 
 DATA = Path("/var/lib/cni/networks")
 
@@ -214,3 +215,13 @@ def test_an_exclusion_that_is_none_or_leaves_nothing_is_refused(here: Netns, exc
     with pytest.raises(InvalidRequest) as caught:
         parse_config(request(here, {"subnet": "10.0.0.0/24", "exclude": exclude}), DATA)
     assert caught.value.message == message
+
+
+def test_ranges_that_share_an_address_are_found_wherever_they_stand() -> None:
+    subnets = [f"10.0.{number}.0/24" for number in (7, 3, 9, 1, 5)]
+    for place in range(len(subnets) + 1):
+        confs = [RangeConf.model_validate({"subnet": one}) for one in subnets]
+        assert len(parse_range_set(confs).ranges) == len(subnets)
+        confs.insert(place, RangeConf.model_validate({"subnet": "10.0.4.0/23"}))
+        with pytest.raises(InvalidRequest, match=r"subnets 10\.0\.\S+ and 10\.0\.\S+ overlap"):
+            parse_range_set(confs)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
-from itertools import combinations
+from itertools import pairwise
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -245,10 +245,8 @@ def _checked_set(reads: Sequence[_Read]) -> RangeSet:
     ranges = [_complete(one) for one in reads]
     if len({member.network.version for member in ranges}) > 1:
         raise InvalidRequest("mixed address families")
-    for index, member in enumerate(ranges):
-        for other in ranges[index + 1 :]:
-            if _overlap(member, other):
-                raise InvalidRequest(f"subnets {member} and {other} overlap")
+    if (found := _overlap(ranges)) is not None:
+        raise InvalidRequest(f"subnets {ranges[found[0]]} and {ranges[found[1]]} overlap")
     return RangeSet(tuple(ranges))
 
 
@@ -267,11 +265,17 @@ def parse_range_sets(confs: Sequence[Sequence[RangeConf]]) -> tuple[RangeSet, ..
             sets.append(_checked_set(read))
         except InvalidRequest as error:
             raise InvalidRequest(f"invalid range set {index}: {error.message}", details=error.details) from error
-    for (index, one), (other_index, other) in combinations(enumerate(sets), 2):
-        if any(_overlap(left, right) for left in one.ranges for right in other.ranges):
-            raise InvalidRequest(f"range set {index} overlaps with {other_index}")
+    owners = [index for index, one in enumerate(sets) for _ in one.ranges]
+    if (found := _overlap([member for one in sets for member in one.ranges])) is not None:
+        raise InvalidRequest(f"range set {owners[found[0]]} overlaps with {owners[found[1]]}")
     return tuple(sets)
 
 
-def _overlap(one: Range, other: Range) -> bool:
-    return one.network.version == other.network.version and one.start <= other.end and other.start <= one.end
+def _overlap(ranges: Sequence[Range]) -> tuple[int, int] | None:
+    """Return the places of two ranges that share an address; they are looked for in the order of their addresses."""
+    order = sorted(range(len(ranges)), key=lambda place: (ranges[place].network.version, ranges[place].start))
+    for one, other in pairwise(order):
+        same = ranges[one].network.version == ranges[other].network.version
+        if same and ranges[other].start <= ranges[one].end:
+            return min(one, other), max(one, other)
+    return None

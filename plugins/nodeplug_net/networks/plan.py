@@ -5,6 +5,7 @@ Refuses: to attach (`chain`), and the annotation's text (`selection`).
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
@@ -16,6 +17,8 @@ from nodeplug import CniAdd, CniRequest, Host, InvalidRequest, NotFound, NotSupp
 from nodeplug_net.networks.config import NetworksConf
 from nodeplug_net.networks.selection import DEFAULT, NETWORKS, Selection, parse_networks
 
+_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
+"""CNI specification, "Network configuration format"."""
 _RESOURCE: Final = "k8s.v1.cni.cncf.io/resourceName"
 _FILES: Final = (".conflist", ".conf", ".json")
 MOST_NETWORKS: Final = 128
@@ -227,11 +230,17 @@ class Planner:
             kind = one.get("type") if isinstance(one, Mapping) else None
             if not isinstance(kind, str) or not kind:
                 raise InvalidRequest(f"{where} has a plugin without a type")
+            ipam = one.get("ipam")
+            kinds = [kind, str(ipam.get("type", ""))] if isinstance(ipam, Mapping) else [kind]
+            if slashed := next((each for each in kinds if "/" in each), ""):  # refused here, it needs no DEL
+                raise InvalidRequest(f"{where} names {slashed!r}; a plugin is named by its file, without a folder")
         for kind in set(_types(plugins)) & set(self.names):
             raise InvalidRequest(f"{where} names {kind!r}, which would look for it again; name another plugin")
         own = {key: document[key] for key in ("disableCheck", "disableGC") if key in document}
-        version = str(document.get("cniVersion") or "0.1.0")
-        return {"name": str(document.get("name") or name), "cniVersion": version, **own, "plugins": plugins}
+        version, name = str(document.get("cniVersion") or "0.1.0"), str(document.get("name") or name)
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(f"{where} has the name {name!r}; use letters, digits, '-', '_' and '.'")
+        return {"name": name, "cniVersion": version, **own, "plugins": plugins}
 
 
 def _types(value: Any) -> Iterator[str]:

@@ -49,6 +49,8 @@ _EXIT: Final = 2.0
 """Seconds that a process has to end after the daemon has closed its socket, and again after SIGKILL."""
 LAST_CALLS: Final = 60.0
 """Seconds that calls in a process that is not needed any more have to end."""
+_REST: Final = 0.002
+"""Seconds between two messages on a control socket, at least: one who sends without end waits."""
 _IDLE: Final = 16
 """Channels, each with a thread in the process, that wait for calls."""
 
@@ -72,10 +74,8 @@ class Worker:
         limits: Limits = Limits(),  # noqa: B008 - frozen
         python: str = "",
     ) -> None:
-        self.name, self.privileges, self._limits = name, privileges, limits
-        self._python, self.pid = python, 0
-        self.started = time.monotonic()
-        self.why = ""
+        self.name, self.privileges, self._limits, self._python = name, privileges, limits, python
+        self.pid, self.started, self.why = 0, time.monotonic(), ""
         self._ended = ended
         self._wanted = 0.0
         self._host: Host | None = None
@@ -279,7 +279,9 @@ class Worker:
                 if self._wanted and time.monotonic() - self._wanted > LAST_CALLS:
                     self.kill(f"its calls did not end within {LAST_CALLS:g} s")
                 if self._control.fileno() in ready:
+                    began = time.monotonic()
                     self._listen()
+                    time.sleep(max(_REST, time.monotonic() - began))
                 elif self._exit in ready:
                     break  # what it had sent is read; a child that it left may hold the socket
         except Closed:
