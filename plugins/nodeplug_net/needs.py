@@ -33,7 +33,7 @@ from nodeplug_net.nftables.spoof_messages import CHAIN_PREFIX
 _PHASE: Final = "network"
 _OF_CONTAINERS: Final = frozenset({"args", "prevResult", "runtimeConfig"})
 _PATIENCE: Final = 5.0
-"""Seconds in which a network is restored for which no runtime asks."""
+"""Seconds that restoring a network may take when no runtime waits for it."""
 _AGAIN: Final = "the next ADD, STATUS or GC of the network repairs it"
 _ANEW: Final = "recreate their containers"
 KEPT: Final = 600.0

@@ -1,11 +1,14 @@
 """Which new calls are refused when earlier ones hang."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import nodeplug as n
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.hook_call import HookCall
 from nodeplug.hosting.overdue import (
     ASIDES,
     LIMIT,
@@ -13,10 +16,13 @@ from nodeplug.hosting.overdue import (
     TOTAL,
     CallSubject,
     is_stuck,
+    missed,
     obstacle,
     obstacles,
     subject_of,
 )
+from nodeplug.hosting.slot import Slot
+from nodeplug.hosting.strays import Strays
 
 
 @dataclass(frozen=True)
@@ -111,3 +117,13 @@ def test_a_plugin_whose_health_hangs_or_that_has_no_more_threads_is_stuck_whatev
 
 def test_hooks_that_no_caller_needs_make_no_plugin_stuck() -> None:
     assert not is_stuck(hanging(TOTAL, next(iter(ASIDES))), 1, since_others=1e9)
+
+
+def test_what_a_request_waited_before_its_hook_began_is_no_lateness_of_the_hook() -> None:
+    async def scenario() -> None:
+        slot, call = Slot("probe"), Call("mount", "volume:a/b")
+        call.started -= 600
+        slot.overdue.add(HookCall("probe", "volume_stage", call, 5, lambda: None, lambda: None, Strays()))
+        assert missed(slot.overdue) == 1
+
+    asyncio.run(scenario())

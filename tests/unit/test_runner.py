@@ -21,13 +21,10 @@ from nodeplug import (
     hookimpl,
 )
 from nodeplug.hosting.call import CURRENT, Call
-from nodeplug.hosting.hook_call import HookCall
 from nodeplug.hosting.overdue import LIMIT as OVERDUE_LIMIT
-from nodeplug.hosting.overdue import missed
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import Route, Slot
-from nodeplug.hosting.strays import Strays
+from nodeplug.hosting.slot import Route
 from nodeplug.process.turns import ThreadTask, TurnLoop
 
 
@@ -277,16 +274,6 @@ def test_a_network_whose_calls_hang_leaves_the_others_and_its_own_del_alone() ->
         while route.slot.overdue:
             await asyncio.sleep(0.01)
         assert route.slot.quarantined == ""
-
-    run(scenario)
-
-
-def test_what_a_request_waited_before_its_hook_began_is_no_lateness_of_the_hook() -> None:
-    async def scenario() -> None:
-        slot, call = Slot("probe"), Call("mount", "volume:a/b")
-        call.started -= 600
-        slot.overdue.add(HookCall("probe", "volume_stage", call, 5, lambda: None, lambda: None, Strays()))
-        assert missed(slot.overdue) == 1
 
     run(scenario)
 

@@ -21,8 +21,8 @@ LDCONFIG = ("/sbin/ldconfig.real", "/usr/sbin/ldconfig.real", "/sbin/ldconfig", 
 """Ubuntu's `ldconfig` is a script; the program is `ldconfig.real`."""
 _MAX_LINKS = 40
 _PATIENCE = 20
-# In a mount namespace of its own: first cover each /proc of the container, then update the cache. The limit is one of
-# heap, in KiB: ldconfig reads a line of the image's files as a whole, and maps libraries, which does not count.
+# In a mount namespace of its own: first cover each /proc of the container, then update the cache. ulimit bounds
+# the heap, in KiB: ldconfig reads whole lines of the image's files into it. Libraries are mapped, which does not count.
 _HIDDEN = """
 ulimit -d 262144 || exit 1
 ldconfig=$1 root=$2; shift 2
@@ -156,7 +156,7 @@ def update_cache(root: str, folders: list[str]) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        why = "a file below /etc/ld.so.conf.d may be no regular one"
+        why = "a file below /etc/ld.so.conf.d may be no regular file; remove it from the image"
         raise Failed(f"ldconfig in its root did not end within {_PATIENCE} s: {why}") from None
     if done.returncode:
         said = done.stdout.decode(errors="replace").strip()[-1000:]

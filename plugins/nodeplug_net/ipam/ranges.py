@@ -272,7 +272,7 @@ def parse_range_sets(confs: Sequence[Sequence[RangeConf]]) -> tuple[RangeSet, ..
 
 
 def _overlap(ranges: Sequence[Range]) -> tuple[int, int] | None:
-    """Return the places of two ranges that share an address; they are looked for in the order of their addresses."""
+    """Return the indices of two ranges that share an address, or None. Sorted by address, they are neighbours."""
     order = sorted(range(len(ranges)), key=lambda place: (ranges[place].network.version, ranges[place].start))
     for one, other in pairwise(order):
         same = ranges[one].network.version == ranges[other].network.version

@@ -31,7 +31,7 @@ QUIET: Final = 0.5
 SHARES: Final = 3
 """Slow looks after which each container has been compared, where the kernel tells of what happens to it meanwhile."""
 _PATIENCE: Final = 10.0
-"""Seconds in which a container is looked at, or attached again, for which no runtime asks."""
+"""Seconds that checking a container, or attaching it again, may take when no runtime waits for it."""
 _LATELY: Final = 256
 """As many containers may end between two readings of what the kernel tells."""
 _CLOSED: Final = Netns.unopened("")

@@ -215,7 +215,7 @@ def _drop_all(made: socket.socket) -> None:
 
 
 def _user_of(port: Port) -> str:
-    """Name the process that has a port, as far as this namespace of processes shows it, and it is found soon.
+    """Name the process that has a port, if this PID namespace shows it and a second is enough to find it.
 
     A process may have a million descriptors, and other calls wait meanwhile.
     """

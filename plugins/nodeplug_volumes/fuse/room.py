@@ -230,7 +230,7 @@ class Room:
         return ""
 
     def _masked(self, text: str) -> str:
-        # As they were given: the program may change its own files, and put a pipe in the place of one.
+        # Not the files that the program has: it may replace them, such as by a FIFO.
         given: list[str] = json.loads(read_bounded(self.private / "hidden"))
         known = {
             piece

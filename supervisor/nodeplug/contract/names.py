@@ -12,7 +12,7 @@ _QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""At most 100 characters: `vendor~driver`, and a name beside it while a file is written, are names of files, too."""
+"""At most 100 characters, so that `vendor~driver`, and the name of a temporary file for it, fit into 255 bytes."""
 _CHARACTERS: Final = "letters, digits, '-', '_' and '.'"
 
 

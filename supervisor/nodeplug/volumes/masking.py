@@ -37,7 +37,7 @@ _INSIDE_FROM: Final = 6
 _SHORTEST: Final = 4
 """Bytes of a secret that one character of a text may stand for (UTF-8); no other form of a whole one is shorter."""
 _STARTS: Final = (24, 4)
-"""Characters by which forms are found, those of long ones first: many keys begin alike."""
+"""Lengths of the prefixes by which forms are found. Many keys begin alike, so long forms have a long prefix."""
 
 
 def redact(text: str, secrets: Secrets) -> str:
@@ -47,14 +47,14 @@ def redact(text: str, secrets: Secrets) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """What is looked for in a text, by its first characters: so it takes no longer when there is more of it."""
+    """Forms of secrets by their first characters: a search does not take longer when there are more of them."""
 
     by_start: dict[str, set[str]]
     short: frozenset[str]
 
     @classmethod
     def of(cls, values: Iterable[bytes], longest: float = math.inf) -> Self:
-        """Make the forms of secrets; whole ones of up to so many bytes: a longer one is not in the text."""
+        """Make the forms of secrets. Of one with more than `longest` bytes, only its lines can be in the text."""
         by_start: dict[str, set[str]] = {}
         short: set[str] = set()
         for value in values:
@@ -85,7 +85,7 @@ class _Forms:
             yield start, end
 
     def _near(self, text: str, place: int) -> Iterator[str]:
-        """Yield the forms that may be at one place."""
+        """Yield the forms whose prefix is at one place of a text."""
         for length in _STARTS:
             yield from self.by_start.get(text[place : place + length], ())
         yield from self.short
@@ -211,7 +211,7 @@ class Known:
 
 
 def _newest(values: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the last of some secrets, within the bounds of those that are looked for in logs."""
+    """Yield the newest secrets, as many as are looked for in logs."""
     together = 0
     for value in values[: -_LOGGED - 1 : -1]:
         together += len(value)

@@ -8,23 +8,23 @@ import threading
 from typing import Final
 
 MOST: Final = 128 << 20
-"""Bytes of incomplete messages of one process."""
+"""Bytes that the incomplete messages of one process may have together."""
 
 
 class Incomplete:
-    """That count. Any thread may use it."""
+    """The count of one process. Any thread may use it."""
 
     def __init__(self) -> None:
         self._bytes = 0
         self._changing = threading.Lock()
 
     def add(self, count: int) -> bool:
-        """Count bytes that have come, and return whether there may be so many."""
+        """Add received bytes; return whether the sum is within the bound."""
         with self._changing:
             self._bytes += count
             return self._bytes <= MOST
 
     def remove(self, count: int) -> None:
-        """Count bytes that are a message by now, or of no more use."""
+        """Subtract bytes of a message that is complete or given up."""
         with self._changing:
             self._bytes -= count

@@ -51,7 +51,7 @@ class LogAllowance:
         return True
 
     def end(self) -> None:
-        """Say how many lines were left out at last."""
+        """Log how many lines were left out since the last such sentence."""
         with self._changing:
             left_out, self._left_out = self._left_out, 0
         self._tell(left_out)

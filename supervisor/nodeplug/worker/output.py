@@ -2,8 +2,8 @@
 
 Owns: the socket that both are, the thread that reads it, and the lines.
 Refuses: the daemon's own output for a process, which could shut it, and write lines there that look like the daemon's.
-And a pipe: a process that writes to one from memory that is never there, of a FUSE file of its own, holds a lock of it
-in the kernel; whoever reads or closes its other end waits for that, and cannot even be killed.
+And a pipe: a process can write to it from a mapping of a file of its own FUSE server. While that does not answer, the
+kernel holds the lock of the pipe, and whoever reads or closes the other end cannot even be killed.
 
 The thread ends when nobody can write any more, so it may outlive the process: children may have its output.
 """
@@ -20,11 +20,11 @@ from nodeplug.descriptors import ALL, receive
 from nodeplug.worker.log_allowance import LogAllowance
 
 READ: Final = 64 << 10
-"""Bytes that are read at a time."""
+"""Bytes of one read, at most."""
 PAUSE: Final = 0.05
-"""Seconds between two times, at least."""
+"""Seconds between two reads, at least."""
 _SHARE: Final = 10
-"""Of the time, one part in so many is for reading: a process that writes faster waits."""
+"""Reading takes at most this part (1/10) of the time; a process that writes faster waits."""
 _LINE: Final = 16 << 10
 """Bytes of a line; more are left out. A secret is not found where a line is cut."""
 

@@ -146,15 +146,20 @@ def test_a_start_calls_the_unpublish_that_a_kill_left_out(make_node: Any, publis
     assert node.records == []
 
 
+async def leave_something(node: Any, service: Any, publisher: Any) -> None:
+    """Mount a volume, and unmount it while its plugin is away."""
+    await node.handle(service, DRIVER, "mount", str(node.target("a")), json.dumps(OPTIONS))
+    node.registry.exchange(["disk"], ())
+    await node.handle(service, DRIVER, "unmount", str(node.target("a")))
+    node.registry.load("disk", publisher, "tests")
+
+
 def test_what_was_left_stays_known_while_another_daemon_is_about_to_take_over(make_node: Any, publisher: Any) -> None:
     node = make_node(disk=publisher)
 
     async def story() -> None:
         service = node.service()
-        await node.handle(service, DRIVER, "mount", str(node.target("a")), json.dumps(OPTIONS))
-        node.registry.exchange(["disk"], ())
-        await node.handle(service, DRIVER, "unmount", str(node.target("a")))
-        node.registry.load("disk", publisher, "tests")
+        await leave_something(node, service, publisher)
         service.volumes.hold()
         await service.volumes.undo_left(node.registry, DRIVER)
         assert publisher.calls == ["publish data"]
@@ -174,10 +179,7 @@ def test_a_call_waits_only_a_moment_for_what_others_have_left(
 
     async def story() -> None:
         service = node.service()
-        await node.handle(service, DRIVER, "mount", str(node.target("a")), json.dumps(OPTIONS))
-        node.registry.exchange(["disk"], ())
-        await node.handle(service, DRIVER, "unmount", str(node.target("a")))
-        node.registry.load("disk", publisher, "tests")
+        await leave_something(node, service, publisher)
         monkeypatch.setattr(publisher, "act_down", lambda _: gate.wait())
         await service.volumes.undo_left(node.registry, DRIVER)
         assert node.records != []
